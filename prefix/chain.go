@@ -1,0 +1,83 @@
+// Package prefix names the prefixes of prompts and remembers which are cached.
+//
+// A prompt becomes a Chain: one hash for each of its leading blocks, where a
+// hash names not the block but everything up to its end. Two prompts share a
+// prefix exactly as far as their chains agree, so a set of prefixes is a set of
+// hashes, and the longest cached prefix is found by asking for membership.
+//
+// A Tree is the exact record of one engine's cache, kept by the one node beside
+// it (the paper's radix tree of node i). A Snapshot is an immutable copy of its
+// blocks that may travel (what sendTrie sends). Both are prefix-closed: a block
+// is in them only with all blocks before it, because a cache evicts leaves first.
+package prefix
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"sort"
+
+	"github.com/zeebo/xxh3"
+)
+
+// BlockBytes is how much text one block covers. A text's last bytes, when they
+// fill no block, have no name: a shorter block would cost more rumor bytes for
+// less than one block of prefill.
+const BlockBytes = 64
+
+// A Hash names a prefix that ends at a block boundary. It is never zero.
+type Hash uint64
+
+// A Chain names the prefixes of one text: element i its first i+1 blocks.
+type Chain []Hash
+
+// A Key is the cluster's secret. All nodes must hold the same one, or they name
+// the same text differently and never match. With an empty key anyone who can
+// read a rumor can test whether a text that he guesses is cached, and a client
+// can construct texts with colliding names, which cost cache misses.
+type Key []byte
+
+// A Scope is what makes two equal texts different cache entries.
+type Scope struct {
+	Model   string
+	Adapter string // LoRA adapter, empty for none
+	Salt    string // the request's cache_salt: tenants that must not share
+}
+
+// Root returns h_0, from which every chain of the scope starts: the first eight
+// bytes of HMAC-SHA256 over the scope's fields, each behind its length so that
+// no two scopes run together. Images and audio belong to the text: they stand in
+// it as digests of their bytes.
+func (k Key) Root(s Scope) Hash {
+	mac := hmac.New(sha256.New, k)
+	for _, field := range []string{"hearsay/prefix/1", s.Model, s.Adapter, s.Salt} {
+		mac.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(field))))
+		mac.Write([]byte(field))
+	}
+	return Hash(binary.LittleEndian.Uint64(mac.Sum(nil)))
+}
+
+// NewChain names the whole blocks of text: h_i is the xxh3 of block i seeded
+// with h_{i-1}. It reads the text once and allocates the chain.
+//
+// xxh3 is not a cryptographic hash. Who knows the key can make two texts share a
+// name; the worst that comes of it is a prompt sent where it is not cached.
+func NewChain(root Hash, text []byte) Chain {
+	c := make(Chain, len(text)/BlockBytes)
+	h := root
+	for i := range c {
+		h = Hash(xxh3.HashSeed(text[i*BlockBytes:(i+1)*BlockBytes], uint64(h)))
+		if h == 0 {
+			h = 1 // zero is no block: tables use it for an empty slot
+		}
+		c[i] = h
+	}
+	return c
+}
+
+// Longest returns how many leading blocks of c the set holds of which has tells
+// membership. The set must be prefix-closed, which makes membership along c fall
+// from true to false once: a binary search, log2(len(c)) questions.
+func (c Chain) Longest(has func(Hash) bool) int {
+	return sort.Search(len(c), func(i int) bool { return !has(c[i]) })
+}
