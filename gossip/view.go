@@ -1,0 +1,292 @@
+// Package gossip keeps what a node believes of its peers, which it knows by
+// hearsay: from rumors that may be late, lost, doubled or out of order.
+//
+// A peer's tree has one writer, the peer. Each Rumor carries the whole of it with
+// the author's life and a version, and a View applies a rumor when (life, version)
+// is greater than the one it holds and drops it otherwise. So applying is
+// idempotent, the order of arrival does not matter, a lost rumor is made good by
+// any later one, and nothing is merged, replayed or agreed upon: a state-based
+// CRDT whose join is "the newer one".
+//
+// Between two rumors a View adds credits: prefixes that a peer must hold by now
+// because it has just served them (the paper's updateTrieEstimate). The peer's
+// next rumor, which knows better, replaces them.
+package gossip
+
+import (
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// Config says whose view it is and bounds what it holds. Zero fields take their
+// defaults.
+type Config struct {
+	Self         string // this node's name: rumors that bear it are not applied
+	SuspectAfter int    // silent for so many of its own intervals, a peer is suspected; 3
+	CreditsMax   int    // credited blocks kept for each peer between two rumors; 65536
+	PeersMax     int    // 1024
+}
+
+const (
+	defaultSuspectAfter = 3
+	defaultCreditsMax   = 1 << 16
+	defaultPeersMax     = 1024
+
+	// silenceFloor is the least silence that raises suspicion: at polls of
+	// 20 ms three intervals are within what a busy machine's scheduler takes.
+	silenceFloor = 200 * time.Millisecond
+
+	// doubtFloor and doubtCap bound the backoff after failures: not shorter
+	// than a rumor needs to arrive, and short enough that a peer which is back
+	// gets work within half a minute.
+	doubtFloor = 20 * time.Millisecond
+	doubtCap   = 30 * time.Second
+)
+
+// A View is what one node believes of its peers. It is not safe for concurrent
+// use. Create it with NewView.
+type View struct {
+	cfg   Config
+	peers []*peer // by name
+}
+
+type peer struct {
+	name        string
+	life        uint64
+	version     uint64
+	heard       time.Time // when the last applied rumor came
+	every       time.Duration
+	queue       int
+	pausedUntil time.Time
+	tokens      int
+	tree        *prefix.Snapshot
+	credits     map[prefix.Hash]struct{} // not in tree; tree and credits together are prefix-closed
+
+	failures   int       // in a row
+	doubtUntil time.Time // meaningful while failures > 0
+	unheard    bool      // no rumor applied since the last failure
+}
+
+// A Peer is what is believed of one peer at one moment.
+type Peer struct {
+	Name        string
+	Life        uint64
+	Version     uint64
+	Heard       time.Time // when its last rumor came
+	Every       time.Duration
+	Suspected   bool // silent for too long
+	Doubted     bool // failed a request, and its backoff is not over
+	PausedUntil time.Time
+	Queue       int
+	Blocks      int // of the tree it last told
+	Tokens      int
+	Credits     int // blocks credited since
+	Failures    int // in a row
+}
+
+// Usable reports whether requests may be sent to the peer: it is neither
+// suspected nor doubted. It may be paused.
+func (p Peer) Usable() bool { return !p.Suspected && !p.Doubted }
+
+// NewView returns a view without peers.
+func NewView(cfg Config) *View {
+	set := func(field *int, preset int) {
+		if *field <= 0 {
+			*field = preset
+		}
+	}
+	set(&cfg.SuspectAfter, defaultSuspectAfter)
+	set(&cfg.CreditsMax, defaultCreditsMax)
+	set(&cfg.PeersMax, defaultPeersMax)
+	return &View{cfg: cfg}
+}
+
+// Hear applies a rumor that came at now and reports whether it did. It does so
+// when the author is another node and (life, version) is greater than that held:
+// what the rumor says replaces the peer's tree, load and credits. A greater life
+// is a restarted peer, of which nothing earlier holds, doubts included.
+//
+// A node whose clock was set back over a restart is not heard until it has left
+// the membership (Forget) or its clock has caught up.
+func (v *View) Hear(now time.Time, r Rumor) bool {
+	if r.Author == v.cfg.Self || r.Author == "" {
+		return false
+	}
+	p := v.find(r.Author)
+	if p == nil {
+		if p = v.admit(now, r.Author); p == nil {
+			return false
+		}
+	} else if r.Life < p.life || r.Life == p.life && r.Version <= p.version {
+		return false
+	}
+	if r.Life > p.life {
+		p.failures = 0
+	}
+	p.life, p.version = r.Life, r.Version
+	p.heard, p.every, p.unheard = now, r.Every, false
+	p.queue, p.tokens = r.Queue, r.Tokens
+	p.pausedUntil = now.Add(max(0, r.Pause))
+	p.tree, p.credits = r.Tree, nil
+	return true
+}
+
+// Credit records that peer has just served c and so holds it now. Only blocks
+// that it has not told of itself are credits. At CreditsMax the rest of a chain
+// is refused rather than older credits dropped: those are about to be replaced,
+// and a set that loses heads of chains is no longer prefix-closed.
+func (v *View) Credit(now time.Time, peer string, c prefix.Chain) {
+	p := v.find(peer)
+	if p == nil {
+		return
+	}
+	for _, h := range c[p.tree.Match(c):] {
+		if _, ok := p.credits[h]; ok {
+			continue
+		}
+		if len(p.credits) >= v.cfg.CreditsMax {
+			return
+		}
+		if p.credits == nil {
+			p.credits = map[prefix.Hash]struct{}{}
+		}
+		p.credits[h] = struct{}{}
+	}
+}
+
+// Fail records that peer failed a request. It is doubted until a rumor of it has
+// been heard and a backoff is over: its poll interval, doubled with each failure
+// in a row. Failures of requests that were under way when the doubt began count
+// as one, but each asks for a new sign of life.
+func (v *View) Fail(now time.Time, peer string) {
+	p := v.find(peer)
+	if p == nil {
+		return
+	}
+	if !p.doubted(now) {
+		backoff := max(p.every, doubtFloor) << min(p.failures, 16)
+		p.doubtUntil = now.Add(min(backoff, doubtCap))
+		p.failures++
+	}
+	p.unheard = true
+}
+
+// Succeed records that peer answered a request: whatever failed before is over.
+func (v *View) Succeed(now time.Time, peer string) {
+	if p := v.find(peer); p != nil {
+		p.failures = 0
+	}
+}
+
+// Forget drops all that is believed of a peer that has left the membership. A
+// rumor of it that is still under way makes it known again, and silence suspected.
+func (v *View) Forget(peer string) {
+	if i, ok := v.search(peer); ok {
+		v.peers = slices.Delete(v.peers, i, i+1)
+	}
+}
+
+// Match returns how many leading blocks of c peer is believed to hold, by its
+// last rumor and the credits since. Of an unknown peer it is 0.
+func (v *View) Match(peer string, c prefix.Chain) int {
+	if p := v.find(peer); p != nil {
+		return p.match(c)
+	}
+	return 0
+}
+
+// Usable reports whether requests may be sent to peer: it is known, heard of
+// lately, and not doubted. It may be paused.
+func (v *View) Usable(now time.Time, peer string) bool {
+	p := v.find(peer)
+	return p != nil && v.look(now, p).Usable()
+}
+
+// Suspected reports whether peer has been silent for too long, or was never heard.
+func (v *View) Suspected(now time.Time, peer string) bool {
+	p := v.find(peer)
+	return p == nil || v.suspected(now, p)
+}
+
+// Peers returns what is believed of all peers, by name.
+func (v *View) Peers(now time.Time) []Peer {
+	all := make([]Peer, 0, len(v.peers))
+	for _, p := range v.peers {
+		all = append(all, v.look(now, p))
+	}
+	return all
+}
+
+// Matches yields each usable peer, by name, with the blocks of c that it is
+// believed to hold (getBestNode's PrefixMatch over all estimates). It allocates
+// nothing and costs some log2(len(c)) look-ups a peer.
+func (v *View) Matches(now time.Time, c prefix.Chain) iter.Seq2[Peer, int] {
+	return func(yield func(Peer, int) bool) {
+		for _, p := range v.peers {
+			if b := v.look(now, p); b.Usable() && !yield(b, p.match(c)) {
+				return
+			}
+		}
+	}
+}
+
+func (v *View) search(name string) (int, bool) {
+	return slices.BinarySearchFunc(v.peers, name, func(p *peer, name string) int { return strings.Compare(p.name, name) })
+}
+
+func (v *View) find(name string) *peer {
+	if i, ok := v.search(name); ok {
+		return v.peers[i]
+	}
+	return nil
+}
+
+// admit makes room for a new peer: when the view is full, in the place of the
+// suspected one that has been silent longest, or not at all.
+func (v *View) admit(now time.Time, name string) *peer {
+	if len(v.peers) >= v.cfg.PeersMax {
+		oldest := slices.MinFunc(v.peers, func(a, b *peer) int { return a.heard.Compare(b.heard) })
+		if !v.suspected(now, oldest) {
+			return nil
+		}
+		v.Forget(oldest.name)
+	}
+	i, _ := v.search(name)
+	p := &peer{name: name}
+	v.peers = slices.Insert(v.peers, i, p)
+	return p
+}
+
+func (v *View) suspected(now time.Time, p *peer) bool {
+	return now.Sub(p.heard) > max(time.Duration(v.cfg.SuspectAfter)*p.every, silenceFloor)
+}
+
+func (v *View) look(now time.Time, p *peer) Peer {
+	return Peer{
+		Name: p.name, Life: p.life, Version: p.version,
+		Heard: p.heard, Every: p.every,
+		Suspected: v.suspected(now, p), Doubted: p.doubted(now),
+		PausedUntil: p.pausedUntil, Queue: p.queue,
+		Blocks: p.tree.Len(), Tokens: p.tokens, Credits: len(p.credits),
+		Failures: p.failures,
+	}
+}
+
+func (p *peer) doubted(now time.Time) bool {
+	return p.failures > 0 && (p.unheard || now.Before(p.doubtUntil))
+}
+
+// match searches the union of tree and credits, which is prefix-closed as both are.
+func (p *peer) match(c prefix.Chain) int {
+	return c.Longest(func(h prefix.Hash) bool {
+		if p.tree.Has(h) {
+			return true
+		}
+		_, credited := p.credits[h]
+		return credited
+	})
+}
