@@ -1,0 +1,96 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/route"
+)
+
+// A Config says who a node is and what bounds it. Fields with a default take it
+// when zero.
+type Config struct {
+	Name   string       // unique in the cluster, 1 to gossip.MaxName bytes; required
+	Life   uint64       // when this process started, in Unix nanoseconds; required
+	Policy route.Policy // route.LongestPushback{}
+	Rand   *rand.Rand   // all chance the node draws; required
+
+	Poll         time.Duration // between two rumors, 20ms to 300s; 500ms
+	SuspectAfter int           // a peer is suspected when silent for so many of its polls; 3
+
+	// CapacityTokens is how many tokens the engine can cache; 0 while it is not
+	// known, when MaxBlocks alone bounds the tree and the tree promises too much.
+	CapacityTokens int
+	MaxBlocks      int // of the tree, and so of a rumor (9 bytes each); 131072, 8 MiB of text
+
+	// QueueThreshold is how many requests may be here, running or waiting, before
+	// peers are asked to pause; 8. A batching engine runs about that many with
+	// little loss to each; every further prefill is one more that a newcomer
+	// waits for, and then a shorter match elsewhere is the faster answer.
+	QueueThreshold int
+	PauseFor       time.Duration // how long they are asked to; 2 polls, so that one lost rumor does not end a pause
+
+	BytesPerToken float64 // of a model until its usage has been seen; 4, common for English
+}
+
+// The paper sweeps the poll interval between these (Table 3).
+const (
+	MinPoll = 20 * time.Millisecond
+	MaxPoll = 300 * time.Second
+)
+
+const (
+	defaultPoll           = 500 * time.Millisecond
+	defaultSuspectAfter   = 3
+	defaultMaxBlocks      = 1 << 17
+	defaultQueueThreshold = 8
+	defaultPausePolls     = 2
+	defaultBytesPerToken  = 4
+)
+
+// Validate reports every problem of the configuration at once, each with the
+// field that causes it.
+func (c Config) Validate() error {
+	var problems []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	d := c.withDefaults()
+	check(c.Name != "" && len(c.Name) <= gossip.MaxName, "Name %q: give the node a name of 1 to %d bytes", c.Name, gossip.MaxName)
+	check(c.Life > 0, "Life 0: set it to the time at which the process started")
+	check(c.Rand != nil, "Rand missing: give the node its source of chance")
+	check(d.Poll >= MinPoll && d.Poll <= MaxPoll, "Poll %v: choose between %v and %v", c.Poll, MinPoll, MaxPoll)
+	check(d.SuspectAfter > 0, "SuspectAfter %d: a peer needs at least one interval to speak", c.SuspectAfter)
+	check(c.CapacityTokens >= 0, "CapacityTokens %d: give the engine's capacity, or 0 when it is not known", c.CapacityTokens)
+	check(d.MaxBlocks > 0 && d.MaxBlocks <= prefix.MaxBlocks, "MaxBlocks %d: choose between 1 and %d", c.MaxBlocks, prefix.MaxBlocks)
+	check(d.QueueThreshold > 0, "QueueThreshold %d: at least one request must be allowed to wait", c.QueueThreshold)
+	check(d.PauseFor > 0 && d.PauseFor <= gossip.MaxInterval, "PauseFor %v: choose at most %v", c.PauseFor, gossip.MaxInterval)
+	check(d.BytesPerToken > 0 && d.BytesPerToken <= maxBytesPerToken, "BytesPerToken %v: choose at most %d", c.BytesPerToken, maxBytesPerToken)
+	return errors.Join(problems...)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Policy == nil {
+		c.Policy = route.LongestPushback{}
+	}
+	setDefault(&c.Poll, defaultPoll)
+	setDefault(&c.SuspectAfter, defaultSuspectAfter)
+	setDefault(&c.MaxBlocks, defaultMaxBlocks)
+	setDefault(&c.QueueThreshold, defaultQueueThreshold)
+	setDefault(&c.PauseFor, min(defaultPausePolls*c.Poll, gossip.MaxInterval))
+	setDefault(&c.BytesPerToken, defaultBytesPerToken)
+	return c
+}
+
+func setDefault[T comparable](field *T, preset T) {
+	var zero T
+	if *field == zero {
+		*field = preset
+	}
+}

@@ -1,0 +1,228 @@
+// Package node is the core of hearsay: it is told what happened and when, and
+// answers what to do. It is Algorithm 1 of the paper without the doing.
+//
+// A Node holds the exact tree of what the engine beside it has cached and a view
+// of its peers, which it knows by hearsay. Route decides where a request runs
+// (getBestNode), from local state alone and in microseconds. Served and Failed
+// take in how that went (updateTrie, updateTrieEstimate, a sendRequest that timed
+// out). Speak makes the rumor that all peers are to hear (sendTrie), Hear takes in
+// theirs. Whoever drives it - the daemon, the simulator, a test - runs the engine,
+// carries requests and rumors, and says what time it is.
+//
+// A node never blocks, starts nothing, reads no clock and draws no chance but its
+// own: the same calls give the same answers. It holds no lock; its caller does.
+package node
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/route"
+)
+
+// A Node routes the requests that come to one engine. Create it with New. It is
+// not safe for concurrent use.
+type Node struct {
+	cfg    Config
+	tree   *prefix.Tree
+	view   *gossip.View
+	models rates
+
+	version     uint64 // of the last rumor spoken
+	queue       int
+	pausedUntil time.Time
+
+	here, there Totals
+	clashes     int
+	cands       []route.Candidate // Route's scratch
+}
+
+// New returns a node with an empty cache and no peers. It panics when cfg is not
+// valid: what an operator gives is to be checked with Validate before.
+func New(cfg Config) *Node {
+	if err := cfg.Validate(); err != nil {
+		panic(fmt.Sprintf("node: invalid config: %v", err))
+	}
+	cfg = cfg.withDefaults()
+	return &Node{
+		cfg:    cfg,
+		tree:   prefix.NewTree(capacity(cfg.CapacityTokens), cfg.MaxBlocks),
+		view:   gossip.NewView(gossip.Config{Self: cfg.Name, SuspectAfter: cfg.SuspectAfter}),
+		models: rates{preset: cfg.BytesPerToken},
+	}
+}
+
+// A Request is what routing needs to know of a prompt.
+type Request struct {
+	Model string       // as the engine knows it: tokens are counted per model
+	Chain prefix.Chain // names the prompt's prefixes
+	Bytes int          // of the prompt's canonical text
+}
+
+// A Decision says where a request is to run and what is hoped for there.
+type Decision struct {
+	Node     string
+	Self     bool
+	Match    int    // leading blocks that the node is believed to hold
+	Expected int    // the same in tokens: how many the engine should find cached
+	Reason   string // one short line
+}
+
+// An Outcome is what became of a request that was answered.
+type Outcome struct {
+	Known        bool // the engine reported the next two
+	PromptTokens int
+	CachedTokens int
+	Promised     int          // the Decision's Match
+	Chain        prefix.Chain // of prompt and completion, nil where only the prompt is known
+	Tokens       int          // of Chain's text, 0 where not known
+}
+
+// Route decides where req runs, leaving out the peers already tried (getBestNode,
+// Algorithm 1 line 5). It always has an answer, since this node can serve
+// anything, also when tried names it. It changes nothing but the state of Rand.
+//
+// With 64 peers and a prompt of 100 blocks it takes some 20 microseconds.
+func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
+	n.cands = append(n.cands[:0], route.Candidate{
+		Name: n.cfg.Name, Self: true,
+		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
+	})
+	for p, match := range n.view.Matches(now, req.Chain) {
+		if !slices.Contains(tried, p.Name) {
+			n.cands = append(n.cands, route.Candidate{
+				Name: p.Name, Match: match, Queue: p.Queue, Paused: now.Before(p.PausedUntil),
+			})
+		}
+	}
+	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
+	return n.decide(req, n.cands[i], reason)
+}
+
+// Here decides for a request that must be served by this node, as one that a peer
+// has forwarded: the match is that of the exact tree.
+func (n *Node) Here(req Request) Decision {
+	return n.decide(req, route.Candidate{Name: n.cfg.Name, Self: true, Match: n.tree.Match(req.Chain)}, "forwarded here")
+}
+
+func (n *Node) decide(req Request, c route.Candidate, reason string) Decision {
+	return Decision{
+		Node: c.Name, Self: c.Self, Match: c.Match,
+		Expected: n.models.tokens(req.Model, min(c.Match*prefix.BlockBytes, req.Bytes)),
+		Reason:   reason,
+	}
+}
+
+// Served records that the node named by has answered req.
+//
+// When that is this node, its tree follows the engine (updateTrie): a hit clearly
+// below what was promised prunes what the engine has evidently evicted, and what
+// it has computed is inserted. When it is a peer, the estimate of that peer is
+// credited (updateTrieEstimate, lines 16-18) and its failures are over.
+func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
+	chain := out.Chain
+	if chain == nil {
+		chain = req.Chain
+	}
+	promised := n.models.tokens(req.Model, min(out.Promised*prefix.BlockBytes, req.Bytes))
+	if by != n.cfg.Name {
+		n.there.add(promised, out)
+		n.view.Succeed(now, by)
+		n.view.Credit(now, by, chain)
+	} else {
+		n.here.add(promised, out)
+		if keep, short := shortfall(req, out); short {
+			n.tree.Prune(req.Chain, keep)
+		}
+		n.tree.Insert(chain, n.tokensOf(req, chain, out))
+	}
+	if out.Known {
+		n.models.learn(req.Model, req.Bytes, out.PromptTokens)
+	}
+}
+
+// tokensOf counts the tokens of chain's text, by the engine's word where there is one.
+func (n *Node) tokensOf(req Request, chain prefix.Chain, out Outcome) int {
+	switch {
+	case out.Tokens > 0:
+		return out.Tokens
+	case out.Known && len(chain) == len(req.Chain):
+		return out.PromptTokens
+	default:
+		return n.models.tokens(req.Model, len(chain)*prefix.BlockBytes)
+	}
+}
+
+// Failed records that a request sent to peer was not answered: refused, reset,
+// timed out, or answered with a server's error. Route again, naming it as tried.
+func (n *Node) Failed(now time.Time, peer string) { n.view.Fail(now, peer) }
+
+// Queued tells how many requests are here, running or waiting. Above the threshold
+// the next rumor asks peers to pause (push-back, section 3.2 of the paper).
+func (n *Node) Queued(now time.Time, depth int) {
+	n.queue = max(depth, 0)
+	if n.queue > n.cfg.QueueThreshold {
+		n.pausedUntil = now.Add(n.cfg.PauseFor)
+	}
+}
+
+// Cleared records that the engine has lost its whole cache: it restarted, or was
+// told to drop it.
+func (n *Node) Cleared() { n.tree.Clear() }
+
+// SetCapacity tells how many tokens the engine can cache, 0 when it is not known.
+// What no longer fits leaves the tree at once.
+func (n *Node) SetCapacity(tokens int) {
+	n.cfg.CapacityTokens = max(tokens, 0)
+	n.tree.SetMaxTokens(capacity(tokens))
+}
+
+// Speak returns the rumor that all peers are to hear, every Poll (sendTrie). Each
+// has a new version. While the queue stays too long, so does the pause.
+func (n *Node) Speak(now time.Time) gossip.Rumor {
+	n.version++
+	n.Queued(now, n.queue)
+	return gossip.Rumor{
+		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
+		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
+		Tokens: n.tree.Tokens(), Tree: n.tree.Snapshot(),
+	}
+}
+
+// Hear takes in a rumor and reports whether it was news. A pause is stretched by
+// up to a quarter, by chance, so that peers do not come back in step.
+//
+// A rumor that bears this node's own name changes nothing. When it is of another
+// life it is counted: two nodes have one name, or an old rumor is still about.
+func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
+	if r.Author == n.cfg.Name {
+		if r.Life != n.cfg.Life {
+			n.clashes++
+		}
+		return false
+	}
+	if r.Pause > 0 {
+		r.Pause += time.Duration(n.cfg.Rand.Int64N(int64(r.Pause)/4 + 1))
+	}
+	return n.view.Hear(now, r)
+}
+
+// Forget drops what is believed of a peer that has left the cluster.
+func (n *Node) Forget(peer string) { n.view.Forget(peer) }
+
+// Suspected reports whether peer has been silent for too long, or was never heard
+// (section 3.3 of the paper: the broadcast is the heartbeat).
+func (n *Node) Suspected(now time.Time, peer string) bool { return n.view.Suspected(now, peer) }
+
+func (n *Node) pause(now time.Time) time.Duration { return max(0, n.pausedUntil.Sub(now)) }
+
+// capacity is the tree's limit where the engine's is not known: none.
+func capacity(tokens int) int {
+	if tokens <= 0 {
+		return gossip.MaxTokens
+	}
+	return tokens
+}

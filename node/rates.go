@@ -1,0 +1,102 @@
+package node
+
+import "github.com/hearsay-project/hearsay/prefix"
+
+// rates learns how many bytes of canonical text make a token, for each model. The
+// usage that engines report counts the chat template's tokens too, so short
+// prompts seem dense; sums rather than a mean of ratios give them little weight.
+type rates struct {
+	preset float64
+	models map[string]*rate
+	uses   uint64
+}
+
+type rate struct {
+	bytes, tokens float64
+	used          uint64 // when it was last learnt, in uses
+}
+
+const (
+	// maxModels bounds what clients can make a node remember by naming models.
+	// Beyond it the one that was learnt longest ago is forgotten.
+	maxModels = 64
+
+	// rateWindow tokens seen, the past counts half: a model's mix of languages
+	// and formats changes over hours, not over requests.
+	rateWindow = 1 << 17
+
+	// maxBytesPerToken is above any tokenizer's longest common token; what
+	// reports more (a prompt the engine cut off, say) is not believed.
+	maxBytesPerToken = 64
+)
+
+func (r *rates) bytesPerToken(model string) float64 {
+	if m, ok := r.models[model]; ok {
+		return m.bytes / m.tokens
+	}
+	return r.preset
+}
+
+// tokens estimates the tokens of so many bytes of a model's prompt.
+func (r *rates) tokens(model string, bytes int) int {
+	return int(float64(bytes) / r.bytesPerToken(model))
+}
+
+func (r *rates) learn(model string, bytes, tokens int) {
+	if bytes <= 0 || tokens <= 0 || bytes > tokens*maxBytesPerToken {
+		return
+	}
+	m, ok := r.models[model]
+	if !ok {
+		if len(r.models) >= maxModels {
+			r.forgetOldest()
+		}
+		if r.models == nil {
+			r.models = map[string]*rate{}
+		}
+		m = &rate{}
+		r.models[model] = m
+	}
+	if m.tokens > rateWindow {
+		m.bytes, m.tokens = m.bytes/2, m.tokens/2
+	}
+	m.bytes += float64(bytes)
+	m.tokens += float64(tokens)
+	r.uses++
+	m.used = r.uses
+}
+
+func (r *rates) forgetOldest() {
+	oldest, used := "", r.uses+1
+	for name, m := range r.models {
+		if m.used < used {
+			oldest, used = name, m.used
+		}
+	}
+	delete(r.models, oldest)
+}
+
+// An engine may report less than the exact tree promised and still hold all of it.
+// It finds whole pages (16 tokens in vLLM, one in SGLang), computes the last token
+// again in any case, and our last matched block may end within a token. And text
+// is uneven: where a prompt's head has more bytes to a token than its tail, the
+// head's share of tokens is overestimated, for which an eighth is allowed.
+const (
+	pageTokens  = 16
+	unevenShare = 8
+)
+
+// shortfall tells whether the engine found clearly less cached than the tree
+// promised when the request was served, and how many blocks it does hold. It
+// counts in the bytes per token of this very prompt.
+func shortfall(req Request, out Outcome) (keep int, short bool) {
+	promised := min(out.Promised, len(req.Chain))
+	if !out.Known || promised <= 0 || out.PromptTokens <= 0 || req.Bytes <= 0 {
+		return 0, false
+	}
+	perBlock := prefix.BlockBytes * float64(out.PromptTokens) / float64(req.Bytes)
+	expected := perBlock * float64(promised)
+	slack := perBlock + pageTokens + 1 + expected/unevenShare
+	cached := float64(max(out.CachedTokens, 0))
+	return int(cached / perBlock), cached < expected-slack
+}

@@ -1,0 +1,102 @@
+package node
+
+import (
+	"time"
+)
+
+// Status is what a node believes, for people and dashboards.
+type Status struct {
+	Name           string
+	Life           uint64
+	Version        uint64 // of the last rumor spoken
+	Policy         string
+	Poll           time.Duration
+	Queue          int
+	PausedFor      time.Duration // how long peers are still asked to pause
+	TreeBlocks     int
+	TreeTokens     int
+	CapacityTokens int                // 0 when not known
+	BytesPerToken  map[string]float64 // by model, as learnt
+	Here           Totals             // of requests that this node has served
+	There          Totals             // of requests that peers have served for it
+	NameClashes    int                // rumors heard under this node's name but of another life
+	Peers          []PeerStatus       // by name
+}
+
+// A State says in one word how a peer stands. The first that holds is it.
+type State string
+
+// States of a peer. To all but Alive nothing is sent.
+const (
+	Suspected State = "suspected" // silent for too long
+	Doubted   State = "doubted"   // failed a request lately
+	Paused    State = "paused"    // asked for no more
+	Alive     State = "alive"
+)
+
+// PeerStatus is what is believed of one peer.
+type PeerStatus struct {
+	Name       string
+	State      State
+	Life       uint64
+	Version    uint64
+	RumorAge   time.Duration // since its last rumor came
+	TreeBlocks int           // as it told
+	TreeTokens int
+	Credits    int // blocks credited since
+	Queue      int
+	PauseLeft  time.Duration
+	Failures   int // requests failed in a row
+}
+
+// Totals add up what the engines reported and what had been promised, over the
+// requests where they did report.
+type Totals struct {
+	Requests        int // served, reported or not
+	Reported        int
+	PromptTokens    int
+	PredictedTokens int // said to be cached when the request was routed
+	CachedTokens    int // found cached by the engine
+}
+
+func (t *Totals) add(promised int, out Outcome) {
+	t.Requests++
+	if out.Known {
+		t.Reported++
+		t.PromptTokens += max(out.PromptTokens, 0)
+		t.PredictedTokens += promised
+		t.CachedTokens += max(out.CachedTokens, 0)
+	}
+}
+
+// Status returns what the node believes at now. It allocates; call it for people,
+// not for each request.
+func (n *Node) Status(now time.Time) Status {
+	s := Status{
+		Name: n.cfg.Name, Life: n.cfg.Life, Version: n.version, Policy: n.cfg.Policy.Name(), Poll: n.cfg.Poll,
+		Queue: n.queue, PausedFor: n.pause(now),
+		TreeBlocks: n.tree.Len(), TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
+		BytesPerToken: map[string]float64{},
+		Here:          n.here, There: n.there, NameClashes: n.clashes,
+	}
+	for model := range n.models.models {
+		s.BytesPerToken[model] = n.models.bytesPerToken(model)
+	}
+	for _, p := range n.view.Peers(now) {
+		state := Alive
+		switch {
+		case p.Suspected:
+			state = Suspected
+		case p.Doubted:
+			state = Doubted
+		case now.Before(p.PausedUntil):
+			state = Paused
+		}
+		s.Peers = append(s.Peers, PeerStatus{
+			Name: p.Name, State: state, Life: p.Life, Version: p.Version, RumorAge: now.Sub(p.Heard),
+			TreeBlocks: p.Blocks, TreeTokens: p.Tokens, Credits: p.Credits, Queue: p.Queue,
+			PauseLeft: max(0, p.PausedUntil.Sub(now)), Failures: p.Failures,
+		})
+	}
+	return s
+}
