@@ -1,0 +1,177 @@
+// Package engine is what a node knows of the LLM server beside it: how to read
+// a request as far as routing needs it (Read), how to learn from an answer
+// what the cache gave (Scanner), and how to reach the server, over HTTP
+// (Remote) or in this process (Local).
+//
+// The bytes of a request and of its answer are never rewritten: they are read
+// in passing. What cannot be read is still served, it only has no name to be
+// routed by.
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Remote is an engine that speaks the OpenAI API at a base URL.
+type Remote struct {
+	base      *url.URL
+	transport *http.Transport
+}
+
+// OpenRemote returns the engine at base, such as http://127.0.0.1:30000. It
+// does not connect yet: an engine that starts after its node is normal.
+func OpenRemote(base string) (*Remote, error) {
+	u, err := url.Parse(base)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return nil, fmt.Errorf("engine %q is not a URL such as http://127.0.0.1:30000", base)
+	}
+	return &Remote{base: u, transport: &http.Transport{
+		Proxy:               nil, // an engine is beside its node
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     90 * time.Second,
+		TLSHandshakeTimeout: 5 * time.Second,
+	}}, nil
+}
+
+// RoundTrip sends req to the engine; of its URL only path and query count. The
+// wait for an answer has no limit of its own, since a long prefill looks like
+// silence: the request's context ends it.
+func (e *Remote) RoundTrip(req *http.Request) (*http.Response, error) {
+	req.URL = e.base.JoinPath().ResolveReference(&url.URL{
+		Path:     strings.TrimSuffix(e.base.Path, "/") + req.URL.Path,
+		RawQuery: req.URL.RawQuery,
+	})
+	req.Host = ""
+	return e.transport.RoundTrip(req)
+}
+
+// Close drops the idle connections.
+func (e *Remote) Close() error {
+	e.transport.CloseIdleConnections()
+	return nil
+}
+
+// Local is an engine that runs in this process as an http.Handler.
+type Local struct{ Handler http.Handler }
+
+// RoundTrip serves req by the handler, in a goroutine that ends before Close
+// of the answer's body returns.
+func (e Local) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(req.Context())
+	pr, pw := io.Pipe()
+	answer := &pipeWriter{header: http.Header{}, body: pw, started: make(chan struct{})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				pw.CloseWithError(fmt.Errorf("engine: %v", p))
+			}
+			answer.WriteHeader(http.StatusOK)
+			pw.Close()
+		}()
+		e.Handler.ServeHTTP(answer, req.WithContext(ctx))
+	}()
+	stop := func() {
+		cancel()
+		pr.CloseWithError(context.Canceled)
+		<-done
+	}
+	select {
+	case <-answer.started:
+	case <-ctx.Done():
+		stop()
+		return nil, ctx.Err()
+	}
+	length := int64(-1)
+	if n := answer.sent.Get("Content-Length"); n != "" {
+		if _, err := fmt.Sscan(n, &length); err != nil {
+			length = -1
+		}
+	}
+	return &http.Response{
+		Status: http.StatusText(answer.status), StatusCode: answer.status,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: answer.sent, ContentLength: length, Request: req,
+		Body: &pipeBody{PipeReader: pr, stop: stop},
+	}, nil
+}
+
+// pipeWriter is the http.ResponseWriter of a Local engine. Like net/http's, it
+// is for the handler's goroutine alone.
+type pipeWriter struct {
+	header  http.Header
+	sent    http.Header // the headers as they were when the answer began
+	status  int
+	started chan struct{}
+	body    *io.PipeWriter
+}
+
+func (w *pipeWriter) Header() http.Header { return w.header }
+
+func (w *pipeWriter) WriteHeader(status int) {
+	if w.sent != nil || (status >= 100 && status < 200) {
+		return
+	}
+	w.status, w.sent = status, w.header.Clone()
+	close(w.started)
+}
+
+func (w *pipeWriter) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.body.Write(p)
+}
+
+// Flush has nothing to do but begin the answer: a pipe holds nothing back.
+func (w *pipeWriter) Flush() { w.WriteHeader(http.StatusOK) }
+
+type pipeBody struct {
+	*io.PipeReader
+	stop func()
+}
+
+func (b *pipeBody) Close() error {
+	b.stop()
+	return nil
+}
+
+// Models asks the engine which models it serves.
+func Models(ctx context.Context, e http.RoundTripper) ([]string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/v1/models", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := e.RoundTrip(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the engine for its models: %w", err)
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask the engine for its models: status %d", resp.StatusCode)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
+		return nil, fmt.Errorf("ask the engine for its models: %w", err)
+	}
+	var ids []string
+	for _, m := range list.Data {
+		ids = append(ids, m.ID)
+	}
+	if len(ids) == 0 {
+		return nil, errors.New("the engine lists no model")
+	}
+	return ids, nil
+}
