@@ -92,10 +92,10 @@ func (s *Snapshot) AppendBinary(b []byte) []byte {
 // DecodeSnapshot reads what AppendBinary wrote; b must hold nothing else, and
 // is not kept. Whatever b holds, it costs time and memory linear in len(b).
 func DecodeSnapshot(b []byte) (*Snapshot, error) {
-	count, at := binary.Uvarint(b)
+	count, at := uvarint(b)
 	switch {
 	case at <= 0:
-		return nil, errors.New("snapshot: block count cut short")
+		return nil, errors.New("snapshot: no block count")
 	case count > MaxBlocks:
 		return nil, fmt.Errorf("snapshot: %d blocks, more than %d", count, MaxBlocks)
 	case count > uint64(len(b)-at)/9:
@@ -103,7 +103,7 @@ func DecodeSnapshot(b []byte) (*Snapshot, error) {
 	}
 	n, depth := int(count), uint64(0)
 	for i := range n {
-		up, width := binary.Uvarint(b[at:])
+		up, width := uvarint(b[at:])
 		if width <= 0 || up > depth {
 			return nil, fmt.Errorf("snapshot: block %d has no parent", i)
 		}
@@ -118,6 +118,16 @@ func DecodeSnapshot(b []byte) (*Snapshot, error) {
 		return nil, errors.New("snapshot: a block is named twice, or zero")
 	}
 	return s, nil
+}
+
+// uvarint is binary.Uvarint that takes only the shortest form of a number, so
+// that a set in an order has one encoding.
+func uvarint(b []byte) (v uint64, width int) {
+	v, width = binary.Uvarint(b)
+	if width > 1 && b[width-1] == 0 {
+		return 0, -1
+	}
+	return v, width
 }
 
 // encode takes a snapshot of the tree.
