@@ -1,0 +1,114 @@
+package gossip_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/prefix"
+	"pgregory.net/rapid"
+)
+
+// chainOf names a text with one letter for each block.
+func chainOf(letters string) prefix.Chain {
+	var text []byte
+	for _, l := range []byte(letters) {
+		text = append(text, bytes.Repeat([]byte{l}, prefix.BlockBytes)...)
+	}
+	return prefix.NewChain(1, text)
+}
+
+// treeOf is the snapshot of a tree that holds the texts.
+func treeOf(texts ...string) *prefix.Snapshot {
+	tree := prefix.NewTree(1<<30, prefix.MaxBlocks)
+	for _, s := range texts {
+		tree.Insert(chainOf(s), 16*len(s))
+	}
+	return tree.Snapshot()
+}
+
+// drawText draws a text over few letters, so that texts share prefixes.
+func drawText(t *rapid.T, label string) string {
+	return rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1).Draw(t, label)
+}
+
+// same reports whether two rumors say the same.
+func same(a, b gossip.Rumor) bool { return bytes.Equal(a.AppendBinary(nil), b.AppendBinary(nil)) }
+
+// What is sent is what is heard.
+func TestRumorSurvivesTheWire(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := gossip.Rumor{
+			Author:  rapid.StringN(1, -1, gossip.MaxName).Draw(t, "author"),
+			Life:    rapid.Uint64().Draw(t, "life"),
+			Version: rapid.Uint64().Draw(t, "version"),
+			Every:   time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "every")),
+			Queue:   rapid.IntRange(0, gossip.MaxQueue).Draw(t, "queue"),
+			Pause:   time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "pause")),
+			Tokens:  rapid.IntRange(0, gossip.MaxTokens).Draw(t, "tokens"),
+			Tree:    treeOf(rapid.SliceOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1)).Draw(t, "tree")...),
+		}
+		got, err := gossip.DecodeRumor(r.AppendBinary(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !same(got, r) {
+			t.Fatalf("%+v became %+v", r, got)
+		}
+		got.Tree, r.Tree = nil, nil
+		if got != r {
+			t.Fatalf("%+v became %+v", r, got)
+		}
+	})
+}
+
+// What is beyond a limit is sent as the limit, so that a node's rumors are always heard.
+func TestRumorStaysWithinItsLimits(t *testing.T) {
+	r := gossip.Rumor{Author: "a", Every: 9 * time.Hour, Queue: 1 << 40, Pause: -1, Tokens: 1 << 50}
+	got, err := gossip.DecodeRumor(r.AppendBinary(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Every != gossip.MaxInterval || got.Queue != gossip.MaxQueue || got.Pause != 0 || got.Tokens != gossip.MaxTokens {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestDecodeRumorRefuses(t *testing.T) {
+	good := string(gossip.Rumor{Author: "a", Life: 1, Version: 1, Every: 500, Tree: treeOf("ab")}.AppendBinary(nil))
+	const field = "rumor: a field is cut short or beyond its limit"
+	for _, test := range []struct{ name, data, want string }{
+		{"nothing", "", "rumor: empty"},
+		{"another format", "\x02" + good[1:], "rumor: format 2, this node reads 1: run one version on all nodes"},
+		{"no author", "\x01\x00\x01\x01\x01\x00\x00\x00\x00", field},
+		{"author too long", "\x01\x81\x01" + strings.Repeat("a", 129) + good[3:], field},
+		{"author not UTF-8", "\x01\x01\xff" + good[3:], field},
+		{"author cut short", "\x01\x09abc", field},
+		{"interval too long", "\x01\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
+		{"no tree", good[:10], "rumor of a: snapshot: no block count"},
+		{"tree cut short", good[:len(good)-1], "rumor of a: snapshot: 2 blocks in 17 bytes"},
+		{"more than a tree", good + "!", "rumor of a: snapshot: 17 bytes of hashes for 2 blocks"},
+	} {
+		if _, err := gossip.DecodeRumor([]byte(test.data)); err == nil || err.Error() != test.want {
+			t.Errorf("%s: %v, want %s", test.name, err, test.want)
+		}
+	}
+}
+
+// Whatever the bytes, decoding does not panic, and what it gives says the same
+// when it is sent on.
+func FuzzDecodeRumor(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(gossip.Rumor{Author: "a", Life: 1, Version: 1, Every: time.Second, Queue: 3, Pause: time.Second, Tokens: 99, Tree: treeOf("abc", "abd")}.AppendBinary(nil))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := gossip.DecodeRumor(data)
+		if err != nil {
+			return
+		}
+		if again, err := gossip.DecodeRumor(r.AppendBinary(nil)); err != nil || !same(r, again) {
+			t.Errorf("%+v became %+v, %v", r, again, err)
+		}
+	})
+}
