@@ -1,0 +1,158 @@
+package mesh
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+const (
+	// silenceMax is how long a connection with a forward on it may be silent
+	// before it is asked for a sign of life, and how long the answer may take.
+	// Prefill can be silent for longer; a host without power always is.
+	silenceMax = 5 * time.Second
+
+	// receiveBuffer is the flow-control window: a long prompt goes out in one
+	// flight. At 4 MiB and above net/http falls back to its default.
+	receiveBuffer = 2 << 20
+
+	// forwardsMax is the streams a peer may have open on one connection.
+	forwardsMax = 1000
+
+	idleMax = 2 * time.Minute
+)
+
+// newServer is the HTTP server of the peer port. Bodies have no deadline here: a
+// forward lasts as long as its generation, and Config.Handler bounds it.
+func (m *Mesh) newServer() *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(m.cfg.TLS != nil)
+	protocols.SetUnencryptedHTTP2(m.cfg.TLS == nil)
+	server := &http.Server{
+		Handler:           http.HandlerFunc(m.route),
+		Protocols:         protocols,
+		ReadHeaderTimeout: headerWait + m.port.roundTrip()*3,
+		IdleTimeout:       idleMax,
+		MaxHeaderBytes:    headerBytesMax,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          forwardsMax,
+			MaxReceiveBufferPerStream:     receiveBuffer,
+			MaxReceiveBufferPerConnection: receiveBuffer,
+		},
+		ErrorLog: log.New(lines{log: m.log, level: slog.LevelWarn, seen: func(line []byte) {
+			if bytes.Contains(line, []byte("TLS handshake error")) {
+				m.port.refused.Add(1)
+			}
+		}}, "", 0),
+		// The server closes its connections but waits for none of them; this does.
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				m.wg.Add(1)
+			case http.StateHijacked, http.StateClosed:
+				m.wg.Done()
+			}
+		},
+	}
+	if m.cfg.TLS != nil {
+		server.TLSConfig = m.cfg.TLS.Clone() // the server writes to it
+	}
+	return server
+}
+
+func (m *Mesh) serve() {
+	l := gate{m.cfg.Listener, m.port}
+	var err error
+	if m.cfg.TLS != nil {
+		err = m.server.ServeTLS(l, "", "")
+	} else {
+		err = m.server.Serve(l)
+	}
+	if !errors.Is(err, http.ErrServerClosed) && m.ctx.Err() == nil {
+		m.log.Error("peer port stopped serving", "addr", m.cfg.Listener.Addr().String(), "err", err)
+	}
+}
+
+// route is the handler of every request on the peer port.
+func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		http.Error(w, m.cfg.Name+" is closing", http.StatusServiceUnavailable)
+		return
+	}
+	m.wg.Add(1)
+	m.mu.Unlock()
+	defer m.wg.Done()
+	switch r.URL.Path {
+	case upgradeRumors.path:
+		m.acceptRumors(w, r)
+	case upgradePackets.path:
+		m.transport.acceptPackets(w, r)
+	case upgradeStreams.path:
+		m.transport.acceptStream(w, r)
+	default:
+		m.cfg.Handler.ServeHTTP(w, r)
+	}
+}
+
+// forwarder is the client side of forwards: pooled HTTP/2 and nothing else. A dead
+// connection is found by pings; the request's own context bounds the rest.
+func (p *port) forwarder(secure *tls.Config) *http.Transport {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP2(secure != nil)
+	protocols.SetUnencryptedHTTP2(secure == nil)
+	t := &http.Transport{
+		DialContext:         p.dialTCP,
+		TLSHandshakeTimeout: p.connectWait(),
+		DisableCompression:  true,
+		IdleConnTimeout:     idleMax / 2, // before the server does
+		Protocols:           protocols,
+		HTTP2: &http.HTTP2Config{
+			SendPingTimeout: silenceMax, PingTimeout: silenceMax + p.roundTrip(),
+			MaxReceiveBufferPerStream: receiveBuffer,
+		},
+	}
+	if secure != nil {
+		t.TLSClientConfig = secure.Clone()
+	}
+	return t
+}
+
+// RoundTrip sends req to a peer's Config.Handler. The path and query of req.URL
+// are kept; scheme and host are set here. As with any http.RoundTripper the body
+// is closed in every case, redirects are the caller's, and so is the body of the
+// answer. An error means that no answer began.
+func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error) {
+	m.mu.Lock()
+	p := m.peers[peer]
+	addr := ""
+	if p != nil {
+		addr = p.addr
+	}
+	m.mu.Unlock()
+	if addr == "" {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, fmt.Errorf("forward to %s: no such peer", peer)
+	}
+	out, to := req.WithContext(req.Context()), *req.URL
+	to.Scheme, to.Host = "http", addr
+	if m.cfg.TLS != nil {
+		to.Scheme = "https"
+	}
+	out.URL, out.Host, out.RequestURI = &to, addr, ""
+	resp, err := m.forwards.RoundTrip(out)
+	if err != nil {
+		return nil, fmt.Errorf("forward to %s: %w", peer, err)
+	}
+	return resp, nil
+}

@@ -1,0 +1,88 @@
+package mesh
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// A frame is what travels on an upgraded connection:
+//
+//	length  u32, big-endian: bytes of the payload
+//	type    u8
+//	payload
+//
+// A receiver skips a type it does not know.
+const (
+	frameRumor   byte = 1 // author to peer: gossip.Rumor.AppendBinary
+	frameAck     byte = 2 // life u64, version u64, big-endian: the newest rumor read
+	frameGoodbye byte = 3 // no payload: the sender leaves; the receiver closes the connection
+	framePacket  byte = 4 // one memberlist packet, on a packet connection only
+)
+
+const (
+	frameHeader = 5
+	ackSize     = 16
+
+	// frameMax bounds a payload. A full snapshot takes 9.2 bytes a block, so
+	// this is a tree of seven million blocks, more than any engine's memory
+	// holds; a longer frame is garbage or an attack.
+	frameMax = 64 << 20
+
+	// packetMax bounds a memberlist packet; memberlist itself stops at UDPBufferSize.
+	packetMax = 64 << 10
+
+	// frameStep is what is allocated on the word of a length alone. Beyond it a
+	// payload's memory grows only as its bytes arrive.
+	frameStep = 64 << 10
+)
+
+// readFrame reads one frame with at most limit bytes of payload. It holds at
+// most about twice the bytes that really arrived, whatever the length says. The
+// payload is the caller's. io.EOF means that the stream ended between frames.
+func readFrame(r io.Reader, limit int) (kind byte, payload []byte, err error) {
+	var head [frameHeader]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	size := uint64(binary.BigEndian.Uint32(head[:]))
+	if size > uint64(limit) {
+		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", size, limit)
+	}
+	for left := int(size); left > 0; left = int(size) - len(payload) {
+		have := len(payload)
+		step := min(left, max(have, frameStep))
+		payload = slices.Grow(payload, step)[:have+step]
+		if _, err := io.ReadFull(r, payload[have:]); err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return 0, nil, err
+		}
+	}
+	return head[4], payload, nil
+}
+
+// frame completes a frame whose payload stands behind frameHeader bytes of room.
+func frame(kind byte, b []byte) []byte {
+	binary.BigEndian.PutUint32(b, uint32(len(b)-frameHeader))
+	b[4] = kind
+	return b
+}
+
+// ack is the payload of an ack, and names a rumor.
+type ack struct{ life, version uint64 }
+
+func (a ack) frame() []byte {
+	b := make([]byte, frameHeader, frameHeader+ackSize)
+	b = binary.BigEndian.AppendUint64(b, a.life)
+	return frame(frameAck, binary.BigEndian.AppendUint64(b, a.version))
+}
+
+func decodeAck(b []byte) (ack, error) {
+	if len(b) != ackSize {
+		return ack{}, fmt.Errorf("ack of %d bytes, want %d", len(b), ackSize)
+	}
+	return ack{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
+}

@@ -1,0 +1,347 @@
+// Package mesh is the peer port of a node: the one TCP listener for everything
+// that nodes say to each other, with one security model.
+//
+//	membership  memberlist (SWIM), its packets and streams on upgraded HTTP/1.1 connections
+//	rumors      one persistent stream of frames per pair of nodes, upgraded likewise
+//	forwards    every other request, over pooled HTTP/2, to Config.Handler
+//
+// With TLS the protocol is chosen by ALPN; without, HTTP/2 by prior knowledge
+// (RFC 9113, section 3.3). The upgrade, frame and port types document the bytes.
+// Nothing here waits for a slow peer but the goroutine that writes to it.
+package mesh
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/hearsay-project/hearsay/gossip"
+)
+
+// Config says who this node is and whom it trusts. Callbacks may be nil.
+type Config struct {
+	Name      string       // unique; 1 to gossip.MaxName of letters, digits, "-", "_" and "."
+	Listener  net.Listener // from Listen; the mesh closes it
+	Advertise string       // HOST:PORT that peers dial; empty: the listener's address
+	Join      []string     // seeds, HOST:PORT or dns:NAME:PORT, resolved anew at each try
+	TLS       *tls.Config  // from LoadTLS; nil: none, and then loopback only
+	Insecure  bool         // let anyone in who reaches the port, beyond loopback and without TLS
+
+	Dial func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
+
+	// Simulated one-way latency of every message this node sends to a peer, plus
+	// or minus a uniform jitter: the paper's communication delay, for experiments.
+	LinkDelay, LinkJitter time.Duration
+
+	Handler http.Handler // requests forwarded by peers; nil: 404
+
+	// OnRumor is called by the author's stream, which reads no further until it
+	// returns. The others are called one at a time, in order. None may call Close.
+	OnRumor func(gossip.Rumor)
+	OnJoin  func(peer string)
+	OnLeave func(peer string) // it said goodbye, or is declared dead
+	OnLost  func(peer string) // its rumor stream broke without a goodbye; a dead process shows so at once
+
+	Log *slog.Logger // nil: none
+}
+
+// Peer is another node as this one sees it now, or saw it within the last hour.
+type Peer struct {
+	Name, Addr string
+	// State is "alive"; "suspect": alive for memberlist, but its rumor stream
+	// broke; "dead"; or "left", after a goodbye.
+	State                              string
+	RTT                                time.Duration // smoothed time from rumor to ack; 0: not measured yet
+	Connected                          bool          // there is a rumor stream
+	RumorBytesSent, RumorBytesReceived uint64        // frames that carry rumors
+}
+
+// Stats counts since Open.
+type Stats struct {
+	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors, headers included
+	FramesSent, FramesReceived         uint64 // on rumor streams, of every type
+	PacketsDropped                     uint64 // memberlist packets given up
+	Refused                            uint64 // connections: no certificate of ours, wrong name or version, port full
+}
+
+// Mesh is an open peer port. All its methods may be called from anywhere.
+type Mesh struct {
+	cfg       Config
+	log       *slog.Logger
+	port      *port
+	transport *transport
+	members   *memberlist.Memberlist
+	server    *http.Server
+	forwards  *http.Transport
+	addr      string // that peers dial, ip:port
+	ctx       context.Context
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+	newsReady chan struct{}
+	leave     sync.Mutex // held while leaving
+
+	mu      sync.Mutex
+	peers   map[string]*peer
+	latest  *spoken // what a new stream begins with
+	stats   Stats
+	news    []func() // callbacks to be run
+	leaving bool
+	closed  bool
+}
+
+// Listen binds a peer port.
+func Listen(addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("peer port %s is taken; give another with --peer-listen", addr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("peer port %s cannot be opened; see --peer-listen: %w", addr, err)
+	}
+	return l, nil
+}
+
+// Open serves the port and begins to join. It does not wait for seeds: they are
+// tried until they answer, in the background. It owns the listener, in failure too.
+func Open(cfg Config) (*Mesh, error) {
+	m, err := open(cfg)
+	if err != nil {
+		cfg.Listener.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func open(cfg Config) (*Mesh, error) {
+	ip, tcpPort, err := check(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := &Mesh{
+		cfg: cfg, log: cfg.Log, peers: map[string]*peer{}, newsReady: make(chan struct{}, 1),
+		addr: net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
+	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.port = &port{
+		name: cfg.Name, raw: cfg.Dial, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
+		log: cfg.Log, wg: &m.wg, open: map[*portConn]bool{},
+	}
+	if cfg.TLS != nil {
+		m.port.client = cfg.TLS.Clone()
+		m.port.client.NextProtos = []string{"http/1.1"}
+	}
+	m.transport = newTransport(m.ctx, m.port, &m.wg, ip, tcpPort)
+	m.forwards = m.port.forwarder(cfg.TLS)
+	m.server = m.newServer()
+	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, watcher{m}, log.New(lines{log: m.log}, "", 0)))
+	if err != nil {
+		m.cancel()
+		return nil, fmt.Errorf("membership: %w", err)
+	}
+	m.wg.Go(m.serve)
+	m.wg.Go(m.told)
+	m.wg.Go(m.seek)
+	return m, nil
+}
+
+// check fills in defaults and returns the address that peers dial.
+func check(cfg *Config) (net.IP, int, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Handler == nil {
+		cfg.Handler = http.NotFoundHandler()
+	}
+	if cfg.Dial == nil {
+		dialer := &net.Dialer{}
+		cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
+	}
+	if !goodName(cfg.Name) {
+		return nil, 0, fmt.Errorf(`name %q is not 1 to %d letters, digits, "-", "_" or "."; give another with --name`, cfg.Name, gossip.MaxName)
+	}
+	bound := cfg.Listener.Addr().String()
+	if at, err := netip.ParseAddrPort(bound); (err != nil || !at.Addr().IsLoopback()) && cfg.TLS == nil && !cfg.Insecure {
+		return nil, 0, fmt.Errorf("peer port %s is not loopback and has no certificates; give --peer-cert, --peer-key and --peer-ca, or --insecure-peers to accept anyone", bound)
+	}
+	if cfg.Advertise == "" {
+		cfg.Advertise = bound
+	}
+	host, portName, err := net.SplitHostPort(cfg.Advertise)
+	if err != nil {
+		return nil, 0, fmt.Errorf("--advertise %s is not HOST:PORT", cfg.Advertise)
+	}
+	tcpPort, err := strconv.ParseUint(portName, 10, 16)
+	if err != nil || tcpPort == 0 {
+		return nil, 0, fmt.Errorf("--advertise %s has no port that peers could dial", cfg.Advertise)
+	}
+	// memberlist spreads IP addresses, so a host name becomes one here.
+	ctx, cancel := context.WithTimeout(context.Background(), lookupWait)
+	defer cancel()
+	ips, err := lookup(ctx, host)
+	if err != nil {
+		return nil, 0, fmt.Errorf("--advertise %s: %w", cfg.Advertise, err)
+	}
+	if ips[0].IsUnspecified() {
+		return nil, 0, fmt.Errorf("peers cannot dial %s; give --advertise HOST:PORT with an address of this machine", cfg.Advertise)
+	}
+	return ips[0].AsSlice(), int(tcpPort), nil
+}
+
+// goodName admits what can stand in an HTTP header, a metric's label and a table.
+func goodName(name string) bool {
+	if name == "" || len(name) > gossip.MaxName {
+		return false
+	}
+	return !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
+	})
+}
+
+// Addr returns the address that peers dial, ip:port.
+func (m *Mesh) Addr() string { return m.addr }
+
+// Broadcast hands r to every peer's stream and returns; it costs one encoding.
+// Where an earlier rumor still waits, r takes its place. Who connects later hears
+// it first.
+func (m *Mesh) Broadcast(r gossip.Rumor) {
+	s := &spoken{ack: ack{r.Life, r.Version}, frame: frame(frameRumor, r.AppendBinary(make([]byte, frameHeader)))}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.latest = s
+	for _, p := range m.peers {
+		if p.stream != nil {
+			p.stream.give(func() { p.stream.rumor = s })
+		}
+	}
+}
+
+// Peers returns every other node, by name.
+func (m *Mesh) Peers() []Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	peers := make([]Peer, 0, len(m.peers))
+	for _, p := range m.peers {
+		state := stateAlive
+		switch {
+		case !p.here:
+			state = p.gone
+		case p.lost:
+			state = stateSuspect
+		}
+		peers = append(peers, Peer{
+			Name: p.name, Addr: p.addr, State: state, RTT: p.rtt, Connected: p.stream != nil,
+			RumorBytesSent: p.sent, RumorBytesReceived: p.received,
+		})
+	}
+	slices.SortFunc(peers, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
+	return peers
+}
+
+// Stats returns the counters.
+func (m *Mesh) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.stats
+	s.PacketsDropped, s.Refused = m.transport.dropped.Load(), m.port.refused.Load()
+	return s
+}
+
+func (m *Mesh) count(f func(*Stats)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(&m.stats)
+}
+
+// observe smooths round trips as TCP does (RFC 6298: an eighth of each new one).
+func (m *Mesh) observe(p *peer, rtt time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.rtt == 0 {
+		p.rtt = rtt
+	}
+	p.rtt += (rtt - p.rtt) / 8
+}
+
+func (m *Mesh) isLeaving() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.leaving
+}
+
+// leaveWait is how long memberlist may take to spread a leave. It gossips it
+// twice, at two intervals; more only where it is delayed.
+const leaveWait = 3 * time.Second
+
+// Leave says goodbye to every peer and has memberlist spread it. Forwards, both
+// ways, go on until Close. It returns when peers have heard, in a second or so, or
+// with an error when ctx ends first.
+func (m *Mesh) Leave(ctx context.Context) error {
+	m.leave.Lock()
+	defer m.leave.Unlock()
+	m.mu.Lock()
+	m.leaving = true
+	closed := m.closed
+	var streams []*stream
+	for _, p := range m.peers {
+		if s := p.stream; s != nil {
+			s.give(func() { s.goodbye = true })
+			streams = append(streams, s)
+		}
+	}
+	m.mu.Unlock()
+	if closed {
+		return errors.New("leave: the mesh is closed")
+	}
+	spread := leaveWait + 2*m.port.roundTrip()
+	if end, ok := ctx.Deadline(); ok {
+		spread = max(1, min(spread, time.Until(end)))
+	}
+	err := m.members.Leave(spread)
+	for _, s := range streams {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			return fmt.Errorf("leave: %s did not answer the goodbye: %w", s.peer.name, ctx.Err())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("leave: %w", err)
+	}
+	return nil
+}
+
+// Close ends everything at once: streams, forwards, membership; to peers that
+// heard no goodbye it looks like a crash. It returns when this package's goroutines
+// have ended. memberlist's last ones end within a probe interval.
+func (m *Mesh) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	m.mu.Unlock()
+	m.cancel()
+	m.leave.Lock() // memberlist can be left or shut down, not both at once
+	defer m.leave.Unlock()
+	err := m.members.Shutdown()
+	m.server.Close()
+	m.port.shut()
+	m.forwards.CloseIdleConnections()
+	m.wg.Wait()
+	return err
+}

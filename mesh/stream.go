@@ -1,0 +1,318 @@
+package mesh
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+)
+
+const (
+	// writeStep is written under one deadline: a slow peer may take long over a
+	// large rumor, one that takes nothing for writeStall is stuck.
+	writeStep  = 256 << 10
+	writeStall = 30 * time.Second
+
+	linkRetryMin = 50 * time.Millisecond // between two dials of one peer, doubled
+	linkRetryMax = 5 * time.Second
+)
+
+var errLeft = errors.New("peer said goodbye")
+
+// spoken is a rumor ready to be sent, shared by all streams and never changed.
+type spoken struct {
+	ack
+	frame []byte
+}
+
+// stream is the rumor connection to one peer. What waits to be sent is one slot of
+// each kind, the newest wins, so nothing ever waits for the peer but its writer.
+type stream struct {
+	mesh *Mesh
+	peer *peer
+	conn net.Conn
+	wake chan struct{} // the writer has something to look at
+	done chan struct{} // closed when reading has ended: the writer ends too
+	gone chan struct{} // closed when the stream has ended for everyone
+
+	mu      sync.Mutex
+	rumor   *spoken
+	ack     *ack
+	goodbye bool
+	timed   ack       // the rumor whose ack gives the next round trip
+	timedAt time.Time // zero: none is under way
+}
+
+// give puts something into a slot under the stream's lock and wakes the writer.
+func (s *stream) give(put func()) {
+	s.mu.Lock()
+	put()
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run speaks and hears until the connection breaks, a goodbye is heard, or the
+// mesh closes, and says whether the peer was reached at all.
+func (s *stream) run() bool {
+	if !s.mesh.attach(s) {
+		s.conn.Close()
+		return false
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		s.write()
+	}()
+	err := s.read()
+	s.conn.Close()
+	close(s.done)
+	<-written
+	s.mesh.detach(s, err)
+	return true
+}
+
+// hangUp makes the reader end the stream, and unlike a close, which may have TLS
+// to say farewell, never waits.
+func (s *stream) hangUp() { s.conn.SetReadDeadline(time.Unix(1, 0)) }
+
+func (s *stream) write() {
+	defer s.conn.Close() // a failed write ends the reader too
+	for {
+		select {
+		case <-s.wake:
+		case <-s.done:
+			return
+		}
+		s.mu.Lock()
+		a, rumor, goodbye := s.ack, s.rumor, s.goodbye
+		s.ack, s.rumor = nil, nil
+		s.mu.Unlock()
+		if a != nil && s.send(a.frame()) != nil {
+			return
+		}
+		if rumor != nil && s.sendRumor(rumor) != nil {
+			return
+		}
+		if goodbye {
+			// The peer closes. Closing first could reset the connection, and the
+			// goodbye with it, if something of the peer's lies here unread.
+			if s.send(frame(frameGoodbye, make([]byte, frameHeader))) == nil {
+				<-s.done
+			}
+			return
+		}
+	}
+}
+
+func (s *stream) sendRumor(r *spoken) error {
+	tail := max(0, len(r.frame)-writeStep)
+	if err := s.pieces(r.frame[:tail]); err != nil {
+		return err
+	}
+	// The clock starts at the last piece, so that a large rumor does not read as
+	// a long way, and on one rumor at a time, so that polls faster than the round
+	// trip do not restart it for ever.
+	s.mu.Lock()
+	if s.timedAt.IsZero() {
+		s.timed, s.timedAt = r.ack, time.Now()
+	}
+	s.mu.Unlock()
+	if err := s.send(r.frame[tail:]); err != nil {
+		return err
+	}
+	s.mesh.count(func(c *Stats) {
+		c.RumorBytesSent += uint64(len(r.frame))
+		s.peer.sent += uint64(len(r.frame))
+	})
+	return nil
+}
+
+// send writes a frame, or the rest of one.
+func (s *stream) send(b []byte) error {
+	if err := s.pieces(b); err != nil {
+		return err
+	}
+	s.mesh.count(func(c *Stats) { c.FramesSent++ })
+	return nil
+}
+
+// pieces writes b piece by piece, each under its own deadline.
+func (s *stream) pieces(b []byte) error {
+	for len(b) > 0 {
+		n := min(len(b), writeStep)
+		s.conn.SetWriteDeadline(time.Now().Add(writeStall + s.mesh.port.roundTrip()))
+		if _, err := s.conn.Write(b[:n]); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func (s *stream) read() error {
+	in := bufio.NewReader(s.conn)
+	for {
+		kind, payload, err := readFrame(in, frameMax)
+		if err != nil {
+			return err
+		}
+		s.mesh.count(func(c *Stats) { c.FramesReceived++ })
+		switch kind {
+		case frameRumor:
+			err = s.hear(payload)
+		case frameAck:
+			err = s.acked(payload)
+		case frameGoodbye:
+			err = errLeft
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *stream) hear(payload []byte) error {
+	r, err := gossip.DecodeRumor(payload)
+	if err != nil {
+		return err
+	}
+	if r.Author != s.peer.name {
+		return fmt.Errorf("rumor by %q, and a node speaks only for itself", r.Author)
+	}
+	s.mesh.count(func(c *Stats) {
+		c.RumorBytesReceived += uint64(frameHeader + len(payload))
+		s.peer.received += uint64(frameHeader + len(payload))
+	})
+	s.give(func() { s.ack = &ack{r.Life, r.Version} })
+	if s.mesh.cfg.OnRumor != nil {
+		s.mesh.cfg.OnRumor(r)
+	}
+	return nil
+}
+
+func (s *stream) acked(payload []byte) error {
+	a, err := decodeAck(payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	at := s.timedAt
+	hit := !at.IsZero() && a.life == s.timed.life && a.version >= s.timed.version
+	if hit {
+		s.timedAt = time.Time{}
+	}
+	s.mu.Unlock()
+	if hit {
+		s.mesh.observe(s.peer, time.Since(at))
+	}
+	return nil
+}
+
+// keepLink dials a peer's rumor stream again and again until ctx ends, which is
+// when the peer is gone or the mesh closes.
+func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
+	wait, said := linkRetryMin, ""
+	for ctx.Err() == nil && !m.isLeaving() {
+		conn, err := m.port.upgrade(ctx, addr, upgradeRumors, p.name)
+		began := time.Now()
+		if err == nil {
+			m.newStream(p, conn).run()
+		} else if ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
+			m.log.Info("no rumor stream yet", "peer", p.name, "addr", addr, "err", err)
+		}
+		if time.Since(began) > linkRetryMax {
+			wait, said = linkRetryMin, ""
+		}
+		sleep(ctx, jittered(wait))
+		wait = min(2*wait, linkRetryMax)
+	}
+}
+
+// acceptRumors serves the stream of a peer with a smaller name: of each pair the
+// smaller name dials, so that there is one stream and not two.
+func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
+	from := r.Header.Get(headerFrom)
+	m.mu.Lock()
+	p := m.peers[from]
+	member, leaving := p != nil && p.member, m.leaving
+	m.mu.Unlock()
+	switch {
+	case from == m.cfg.Name:
+		m.port.refuse(w, r, http.StatusConflict, "two nodes are called "+from+"; give one another --name")
+		return
+	case from > m.cfg.Name:
+		m.port.refuse(w, r, http.StatusBadRequest, fmt.Sprintf("%s dials %s, not the other way: the smaller name dials", m.cfg.Name, from))
+		return
+	case leaving:
+		http.Error(w, m.cfg.Name+" is leaving", http.StatusServiceUnavailable)
+		return
+	case !member:
+		// Membership spreads by gossip, so the dialler may know of this node first.
+		http.Error(w, fmt.Sprintf("%s has not heard of %s yet", m.cfg.Name, from), http.StatusServiceUnavailable)
+		return
+	}
+	if conn := m.port.accept(w, r, upgradeRumors); conn != nil {
+		m.newStream(p, conn).run()
+	}
+}
+
+func (m *Mesh) newStream(p *peer, conn net.Conn) *stream {
+	return &stream{
+		mesh: m, peer: p, conn: conn,
+		wake: make(chan struct{}, 1), done: make(chan struct{}), gone: make(chan struct{}),
+	}
+}
+
+// attach makes s the stream of its peer, unless the peer or this node is gone. A
+// stream it had before is stale, since the peer would not dial twice.
+func (m *Mesh) attach(s *stream) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := s.peer
+	if m.closed || m.leaving || !p.member {
+		return false
+	}
+	if p.stream != nil {
+		p.stream.hangUp()
+	}
+	p.stream, p.lost = s, false
+	m.present(p)
+	if m.latest != nil {
+		s.give(func() { s.rumor = m.latest })
+	}
+	return true
+}
+
+func (m *Mesh) detach(s *stream, err error) {
+	defer close(s.gone)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := s.peer
+	if p.stream != s {
+		return // replaced by a newer one, or the peer left meanwhile
+	}
+	p.stream = nil
+	switch {
+	case m.closed || m.leaving:
+	case errors.Is(err, errLeft):
+		m.log.Info("peer says goodbye", "peer", p.name)
+		m.absent(p, stateLeft)
+	default:
+		if !errors.Is(err, io.EOF) {
+			m.log.Warn("rumor stream broke", "peer", p.name, "err", err)
+		}
+		p.lost = true
+		m.tell(m.cfg.OnLost, p.name)
+	}
+}
