@@ -1,0 +1,79 @@
+package builtin
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// The chat template is a play: each message a paragraph with its speaker, and
+// an open line for the answer.
+//
+//	System: You are brief.
+//
+//	User: Who is Ahab?
+//
+//	Assistant:
+//
+// No piece of the tokenizer spans a newline, so a conversation that grows keeps
+// the tokens of everything before its last paragraph, and with them the cache.
+// The space before an answer is not part of it. The template marks nothing off
+// from text that imitates it.
+const openLine = "Assistant:"
+
+// speakers maps the API's roles to the template's.
+var speakers = map[string]string{
+	"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool",
+}
+
+// renderChat gives the prompt for the API's messages.
+func renderChat(raw json.RawMessage) (string, *apiError) {
+	var messages []object
+	if json.Unmarshal(raw, &messages) != nil || len(messages) == 0 {
+		return "", badRequest("messages", "messages must be a list of at least one message")
+	}
+	var b strings.Builder
+	for i, m := range messages {
+		var role string
+		if err := m.get("role", &role, "a string"); err != nil {
+			return "", err.in(fmt.Sprintf("messages[%d]", i))
+		}
+		speaker, ok := speakers[role]
+		if !ok {
+			return "", badRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of system, developer, user, assistant and tool", role)
+		}
+		content, err := contentText(m["content"])
+		if err != nil {
+			return "", err.in(fmt.Sprintf("messages[%d]", i))
+		}
+		b.WriteString(speaker + ": " + content + "\n\n")
+	}
+	return b.String() + openLine, nil
+}
+
+// contentText joins a message's content: a string, a list of text parts, or
+// none, as in an assistant's message that only calls tools.
+func contentText(raw json.RawMessage) (string, *apiError) {
+	var text string
+	if raw == nil || json.Unmarshal(raw, &text) == nil { // null leaves text empty
+		return text, nil
+	}
+	var parts []object
+	if json.Unmarshal(raw, &parts) != nil {
+		return "", badRequest("content", "content must be a string or a list of parts")
+	}
+	for _, p := range parts {
+		var kind, part string
+		if err := p.get("type", &kind, "a string"); err != nil {
+			return "", err.in("content")
+		}
+		if kind != "text" {
+			return "", badRequest("content", "a content part of type %q is not supported; this engine reads text", kind)
+		}
+		if err := p.get("text", &part, "a string"); err != nil {
+			return "", err.in("content")
+		}
+		text += part
+	}
+	return text, nil
+}
