@@ -61,7 +61,7 @@ func (c Config) Validate() error {
 			problems = append(problems, fmt.Errorf(format, args...))
 		}
 	}
-	d := c.withDefaults()
+	d := c.WithDefaults()
 	check(c.Name != "" && len(c.Name) <= gossip.MaxName, "Name %q: give the node a name of 1 to %d bytes", c.Name, gossip.MaxName)
 	check(c.Life > 0, "Life 0: set it to the time at which the process started")
 	check(c.Rand != nil, "Rand missing: give the node its source of chance")
@@ -75,7 +75,8 @@ func (c Config) Validate() error {
 	return errors.Join(problems...)
 }
 
-func (c Config) withDefaults() Config {
+// WithDefaults returns c with every zero field that has a default set to it.
+func (c Config) WithDefaults() Config {
 	if c.Policy == nil {
 		c.Policy = route.LongestPushback{}
 	}

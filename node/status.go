@@ -13,6 +13,7 @@ type Status struct {
 	Poll           time.Duration
 	Queue          int
 	PausedFor      time.Duration // how long peers are still asked to pause
+	Pauses         int           // begun since the start
 	TreeBlocks     int
 	TreeTokens     int
 	CapacityTokens int                // 0 when not known
@@ -74,7 +75,7 @@ func (t *Totals) add(promised int, out Outcome) {
 func (n *Node) Status(now time.Time) Status {
 	s := Status{
 		Name: n.cfg.Name, Life: n.cfg.Life, Version: n.version, Policy: n.cfg.Policy.Name(), Poll: n.cfg.Poll,
-		Queue: n.queue, PausedFor: n.pause(now),
+		Queue: n.queue, PausedFor: n.pause(now), Pauses: n.pauses,
 		TreeBlocks: n.tree.Len(), TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
 		BytesPerToken: map[string]float64{},
 		Here:          n.here, There: n.there, NameClashes: n.clashes,

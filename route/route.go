@@ -35,17 +35,25 @@ var (
 	_ Policy = LongestPushback{}
 )
 
+var policies = []Policy{Local{}, Longest{}, LongestPushback{}}
+
 // ByName returns the policy that flags and files call name.
 func ByName(name string) (Policy, error) {
-	policies := []Policy{Local{}, Longest{}, LongestPushback{}}
-	var names []string
 	for _, p := range policies {
 		if p.Name() == name {
 			return p, nil
 		}
-		names = append(names, p.Name())
 	}
-	return nil, fmt.Errorf("unknown policy %q; choose one of %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("unknown policy %q; choose one of %s", name, Names())
+}
+
+// Names lists the policies for people: "local, longest, longest+pushback".
+func Names() string {
+	names := make([]string, len(policies))
+	for i, p := range policies {
+		names[i] = p.Name()
+	}
+	return strings.Join(names, ", ")
 }
 
 // Local serves every request where it came in: the paper's no-routing baseline.
