@@ -101,6 +101,16 @@ type Load struct {
 // Open loads the model and starts the engine. The caller must Close it. An error
 // names the file, what was found in it and what is supported.
 func Open(c Config) (*Engine, error) {
+	e, err := load(c)
+	if err != nil {
+		return nil, err
+	}
+	go newScheduler(e).run()
+	return e, nil
+}
+
+// load is Open without the scheduler.
+func load(c Config) (*Engine, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
@@ -128,7 +138,6 @@ func Open(c Config) (*Engine, error) {
 		e.name = c.Name
 	}
 	e.load.KVTokens = e.kvTokens
-	go newScheduler(e).run()
 	return e, nil
 }
 

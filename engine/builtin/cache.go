@@ -11,12 +11,12 @@ type key [pageTokens]int32
 // tokens after all tokens on the path above it. One token path has one node, so
 // a page is never held twice.
 type node struct {
-	key        key
-	parent     *node
-	children   map[key]*node
-	page       []float32
-	refs       int   // sequences whose prefix runs through here
-	newer, old *node // neighbours among the unreferenced, by time of last use
+	key          key
+	parent       *node
+	children     map[key]*node
+	page         []float32
+	refs         int   // sequences whose prefix runs through here
+	newer, older *node // neighbours among the unreferenced, by time of last use
 }
 
 // A cache is the paged KV memory of an engine: a radix tree of full pages over
@@ -29,7 +29,7 @@ type node struct {
 // is O(1), and what is in use is never evicted.
 type cache struct {
 	root   node
-	idle   node // ring: idle.old is the most recent, idle.newer the oldest
+	idle   node // ring: idle.older is the most recent, idle.newer the oldest
 	idles  int
 	free   [][]float32
 	made   int // pages that exist
@@ -39,7 +39,7 @@ type cache struct {
 
 func newCache(pages, floats int) *cache {
 	c := &cache{limit: pages, floats: floats}
-	c.idle.newer, c.idle.old = &c.idle, &c.idle
+	c.idle.newer, c.idle.older = &c.idle, &c.idle
 	return c
 }
 
@@ -127,14 +127,14 @@ func (c *cache) release(path []*node) {
 		if n.refs--; n.refs > 0 {
 			continue
 		}
-		n.newer, n.old = &c.idle, c.idle.old
-		n.newer.old, n.old.newer = n, n
+		n.newer, n.older = &c.idle, c.idle.older
+		n.newer.older, n.older.newer = n, n
 		c.idles++
 	}
 }
 
 func (c *cache) unlink(n *node) {
-	n.newer.old, n.old.newer = n.old, n.newer
-	n.newer, n.old = nil, nil
+	n.newer.older, n.older.newer = n.older, n.newer
+	n.newer, n.older = nil, nil
 	c.idles--
 }

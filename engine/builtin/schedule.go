@@ -17,8 +17,9 @@ type scheduler struct {
 	cache   *cache
 	waiting []*sequence // in order of arrival; the preempted in front
 	running []*sequence // in order of admission
+	planned []*sequence // those that compute in this step
+	logits  []float32   // a row for each of them
 	scratch scratch
-	logits  []float32 // one row per sequence of the batch
 }
 
 func newScheduler(e *Engine) *scheduler {
@@ -73,21 +74,18 @@ func (s *scheduler) step() {
 	s.running = slices.DeleteFunc(s.running, gone)
 	s.waiting = slices.DeleteFunc(s.waiting, gone)
 	s.admit()
-	planned := s.plan()
-	if len(planned) == 0 {
-		return
-	}
+	s.plan()
 	vocab := s.e.model.vocab
-	logits := grow(&s.logits, len(planned)*vocab)
-	runs := make([]run, len(planned))
-	for i, q := range planned {
+	logits := grow(&s.logits, len(s.planned)*vocab)
+	runs := make([]run, len(s.planned))
+	for i, q := range s.planned {
 		runs[i] = run{tokens: q.tokens[q.pos : q.pos+q.planned], pos: q.pos, pages: q.pages()}
 		if q.planned == q.left() {
 			runs[i].logits = logits[i*vocab:][:vocab]
 		}
 	}
 	s.e.model.forward(&s.scratch, runs)
-	for i, q := range planned {
+	for i, q := range s.planned {
 		q.advance(s.cache)
 		if runs[i].logits != nil {
 			q.answer(s.cache, s.e.tok, runs[i].logits)
@@ -121,15 +119,15 @@ func (s *scheduler) admit() {
 // plan decides how many tokens each sequence computes in this step and gets the
 // pages for them. Where none is left, the youngest sequence is put back into
 // the queue: the oldest always goes on, so there is no deadlock.
-func (s *scheduler) plan() []*sequence {
-	var planned []*sequence
+func (s *scheduler) plan() {
+	s.planned = s.planned[:0]
 	budget := prefillTokens
 	for i := 0; i < len(s.running); i++ {
 		q := s.running[i]
 		q.reuse(s.cache)
 		q.planned = q.left()
 		if q.planned > 1 {
-			if budget == 0 || q.follows(planned) {
+			if budget == 0 || q.follows(s.planned) {
 				continue
 			}
 			q.planned = min(q.planned, budget)
@@ -140,9 +138,8 @@ func (s *scheduler) plan() []*sequence {
 		if q.left() > 1 {
 			budget -= q.planned
 		}
-		planned = append(planned, q)
+		s.planned = append(s.planned, q)
 	}
-	return planned
 }
 
 // provide gets q the pages for what it plans to compute. False means that q was
