@@ -91,15 +91,16 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	m.wg.Add(1)
 	m.mu.Unlock()
 	defer m.wg.Done()
-	switch r.URL.Path {
-	case upgradeRumors.path:
-		m.acceptRumors(w, r)
-	case upgradePackets.path:
-		m.transport.acceptPackets(w, r)
-	case upgradeStreams.path:
-		m.transport.acceptStream(w, r)
-	default:
+	switch u := upgrades[r.URL.Path]; {
+	case u.token == "":
 		m.cfg.Handler.ServeHTTP(w, r)
+	case !m.port.fits(w, r, u):
+	case u == upgradeRumors:
+		m.acceptRumors(w, r)
+	case u == upgradePackets:
+		m.transport.acceptPackets(w)
+	case u == upgradeStreams:
+		m.transport.acceptStream(w)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/mesh/memnet"
+	"github.com/hearsay-project/hearsay/prefix"
 )
 
 // A testNode is a mesh and what it was told.
@@ -95,7 +96,10 @@ func start(t *testing.T, network *memnet.Network, i int, seeds []string, change 
 	if n.Mesh, err = Open(cfg); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { n.Close() })
+	t.Cleanup(func() {
+		n.Close()
+		time.Sleep(2 * time.Minute) // of virtual time, for memberlist's last probe
+	})
 	return n
 }
 
@@ -161,3 +165,131 @@ func TestRumorsReachEveryPeer(t *testing.T) {
 	}
 }
 
+// bigTree is a snapshot of about size bytes.
+func bigTree(size int) *prefix.Snapshot {
+	tree := prefix.NewTree(1<<30, 1<<20)
+	text := make([]byte, 64*size/9)
+	for i := range text {
+		text[i] = byte(i * i >> 8)
+	}
+	tree.Insert(prefix.NewChain(1, text), 1)
+	return tree.Snapshot()
+}
+
+// A peer that reads nothing delays no other, and however much is said meanwhile
+// costs one slot; when it reads again it hears the newest.
+func TestStuckPeerDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, release := memnet.New(), make(chan bool)
+		a := start(t, network, 1, seed, nil)
+		b := start(t, network, 2, seed, nil)
+		stuck := start(t, network, 3, seed, func(c *Config) {
+			hear := c.OnRumor
+			c.OnRumor = func(r gossip.Rumor) {
+				<-release
+				hear(r)
+			}
+		})
+		eventually(t, time.Minute, "every pair has a stream", func() bool { return connected([]*testNode{a, b, stuck}) })
+		tree := bigTree(200 << 10)
+		const last = 40
+		for v := uint64(1); v <= last; v++ {
+			a.Broadcast(gossip.Rumor{Author: a.name, Life: 1, Version: v, Tree: tree})
+			synctest.Wait()
+			if got := b.versions(a.name); uint64(len(got)) != v {
+				t.Fatalf("after rumor %d the other peer has heard %v", v, got)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		close(release)
+		synctest.Wait()
+		got := stuck.versions(a.name)
+		if len(got) > 4 || got[len(got)-1] != last {
+			t.Errorf("the stuck peer heard %v, want a few and then %d", got, last)
+		}
+	})
+}
+
+// A peer that takes nothing for long is lost, so that nothing is held for it for ever.
+func TestStuckPeerIsLostInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, release := memnet.New(), make(chan bool)
+		defer close(release)
+		a := start(t, network, 1, seed, nil)
+		stuck := start(t, network, 2, seed, func(c *Config) { c.OnRumor = func(gossip.Rumor) { <-release } })
+		eventually(t, time.Minute, "a stream", func() bool { return connected([]*testNode{a, stuck}) })
+		for v := range uint64(3) {
+			a.Broadcast(gossip.Rumor{Author: a.name, Life: 1, Version: v, Tree: bigTree(200 << 10)})
+			synctest.Wait()
+		}
+		took := eventually(t, time.Minute, "the stuck peer is lost", func() bool { return slices.Contains(a.saw(), "lost n2") })
+		if took < writeStall-time.Second {
+			t.Errorf("lost after %v, before %v", took, writeStall)
+		}
+	})
+}
+
+// Who connects hears the last rumor at once, without waiting for the next.
+func TestNewcomerHearsTheLatestRumor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		a := start(t, network, 1, nil, nil)
+		a.say(1)
+		a.say(2)
+		nodes := []*testNode{a, start(t, network, 2, seed, nil)}
+		eventually(t, time.Minute, "a stream", func() bool { return connected(nodes) })
+		synctest.Wait()
+		if got := nodes[1].versions("n1"); !slices.Equal(got, []uint64{2}) {
+			t.Errorf("the newcomer heard %v, want version 2", got)
+		}
+	})
+}
+
+// A rumor takes one way's delay, its ack another: the round trip is twice the
+// delay to the nanosecond, polls faster than it or not.
+func TestRoundTripIsMeasured(t *testing.T) {
+	const delay = 200 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 2, func(c *Config) { c.LinkDelay = delay })
+		heard := func() bool { return len(nodes[1].versions("n1")) > 0 }
+		nodes[0].say(1)
+		time.Sleep(delay - 1)
+		synctest.Wait()
+		if heard() {
+			t.Error("the rumor came early")
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if !heard() {
+			t.Error("the rumor came late")
+		}
+		for v := range uint64(100) {
+			nodes[0].say(2 + v)
+			time.Sleep(20 * time.Millisecond)
+		}
+		synctest.Wait()
+		if got := nodes[0].peer("n2").RTT; got != 2*delay {
+			t.Errorf("round trip %v, want %v", got, 2*delay)
+		}
+		if got := nodes[1].peer("n1").RTT; got != 0 {
+			t.Errorf("n2 said nothing and measured %v", got)
+		}
+	})
+}
+
+// Counters agree between the two ends.
+func TestStatsCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 2, nil)
+		nodes[0].say(1)
+		synctest.Wait()
+		sent, got := nodes[0].Stats(), nodes[1].Stats()
+		want := uint64(frameHeader + len(gossip.Rumor{Author: "n1", Life: 1, Version: 1, Every: 500 * time.Millisecond}.AppendBinary(nil)))
+		if sent.RumorBytesSent != want || got.RumorBytesReceived != want || nodes[0].peer("n2").RumorBytesSent != want {
+			t.Errorf("sent %+v, received %+v, want %d bytes", sent, got, want)
+		}
+		if sent.FramesSent != 1 || sent.FramesReceived != 1 || got.FramesSent != 1 || got.FramesReceived != 1 {
+			t.Errorf("sent %+v, received %+v, want one rumor and one ack", sent, got)
+		}
+	})
+}

@@ -48,6 +48,10 @@ var (
 	upgradeRumors  = upgrade{"/hearsay/v1/rumors", "hearsay-rumor/1"}
 	upgradePackets = upgrade{"/hearsay/v1/packets", "hearsay-packet/1"}
 	upgradeStreams = upgrade{"/hearsay/v1/streams", "hearsay-stream/1"}
+
+	upgrades = map[string]upgrade{
+		upgradeRumors.path: upgradeRumors, upgradePackets.path: upgradePackets, upgradeStreams.path: upgradeStreams,
+	}
 )
 
 const (
@@ -237,36 +241,43 @@ type upgraded struct {
 
 func (c *upgraded) Read(b []byte) (int, error) { return c.r.Read(b) }
 
-// accept answers an upgrade: the connection, or nil once a refusal is written.
-// A refusal for the wrong version or name is an operator's mistake, so it is logged.
-func (p *port) accept(w http.ResponseWriter, r *http.Request, u upgrade) net.Conn {
-	to, token := r.Header.Get(headerTo), r.Header.Get("Upgrade")
-	switch {
+// fits says whether a request asks for u, in this version, of this node. If not, a
+// refusal is written, and logged: it is some operator's mistake.
+func (p *port) fits(w http.ResponseWriter, r *http.Request, u upgrade) bool {
+	switch to, token := r.Header.Get(headerTo), r.Header.Get("Upgrade"); {
 	case r.ProtoMajor != 1 || token == "" || !strings.EqualFold(r.Header.Get("Connection"), "upgrade"):
-		return p.refuse(w, r, http.StatusBadRequest, "this is an endpoint for peers: ask for Upgrade: "+u.token)
+		p.refuse(w, r, http.StatusBadRequest, "this is an endpoint for peers: ask for Upgrade: "+u.token)
 	case token != u.token:
 		w.Header().Set("Upgrade", u.token)
-		return p.refuse(w, r, http.StatusUpgradeRequired, fmt.Sprintf("%s speaks %s, not %s; run one version on all nodes", p.name, u.token, token))
+		p.refuse(w, r, http.StatusUpgradeRequired, fmt.Sprintf("%s speaks %s, not %s; run one version on all nodes", p.name, u.token, token))
 	case to != "" && to != p.name:
-		return p.refuse(w, r, http.StatusMisdirectedRequest, fmt.Sprintf("this is %s, not %s; is --advertise of one of them wrong?", p.name, to))
+		p.refuse(w, r, http.StatusMisdirectedRequest, fmt.Sprintf("this is %s, not %s; is --advertise of one of them wrong?", p.name, to))
+	default:
+		return true
 	}
+	return false
+}
+
+// accept completes an upgrade that fits; nil if the dialler is gone or spoke
+// before its turn.
+func (p *port) accept(w http.ResponseWriter, u upgrade) net.Conn {
 	c, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		return p.refuse(w, r, http.StatusInternalServerError, err.Error())
+		p.log.Warn("peer connection cannot be upgraded", "err", err)
+		return nil
 	}
 	c.SetDeadline(time.Now().Add(p.connectWait()))
 	_, err = fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n", u.token, headerFrom, p.name)
 	if err != nil || buffered.Reader.Buffered() > 0 {
-		c.Close() // gone, or it spoke before its turn
+		c.Close()
 		return nil
 	}
 	c.SetDeadline(time.Time{})
 	return c
 }
 
-func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, sentence string) net.Conn {
+func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, sentence string) {
 	p.refused.Add(1)
 	p.log.Warn("peer connection refused", "peer", r.Header.Get(headerFrom), "remote", r.RemoteAddr, "reason", sentence)
 	http.Error(w, sentence, status)
-	return nil
 }

@@ -262,7 +262,7 @@ func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("%s has not heard of %s yet", m.cfg.Name, from), http.StatusServiceUnavailable)
 		return
 	}
-	if conn := m.port.accept(w, r, upgradeRumors); conn != nil {
+	if conn := m.port.accept(w, upgradeRumors); conn != nil {
 		m.newStream(p, conn).run()
 	}
 }

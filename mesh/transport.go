@@ -142,8 +142,8 @@ func (t *transport) send(conn net.Conn, f []byte) error {
 }
 
 // acceptPackets reads a peer's packets until it closes or falls silent.
-func (t *transport) acceptPackets(w http.ResponseWriter, r *http.Request) {
-	conn := t.port.accept(w, r, upgradePackets)
+func (t *transport) acceptPackets(w http.ResponseWriter) {
+	conn := t.port.accept(w, upgradePackets)
 	if conn == nil {
 		return
 	}
@@ -166,8 +166,8 @@ func (t *transport) acceptPackets(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (t *transport) acceptStream(w http.ResponseWriter, r *http.Request) {
-	conn := t.port.accept(w, r, upgradeStreams)
+func (t *transport) acceptStream(w http.ResponseWriter) {
+	conn := t.port.accept(w, upgradeStreams)
 	if conn == nil {
 		return
 	}

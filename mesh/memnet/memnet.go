@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -370,8 +369,10 @@ func (c *conn) set(d *deadline, h *half, t time.Time) error {
 	return nil
 }
 
+// fail makes the error that a socket would. What it wraps stays bare: net.OpError
+// asks it, not what it might wrap, whether it is a timeout, and crypto/tls asks that.
 func (c *conn) fail(op string, err error) error {
-	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: fmt.Errorf("memnet: %w", err)}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
 }
 
 type deadline struct {

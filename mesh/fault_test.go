@@ -1,0 +1,198 @@
+package mesh
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hearsay-project/hearsay/mesh/memnet"
+)
+
+// A killed process shows at once by its streams, and is gone once memberlist is sure.
+func TestKilledNodeIsLostThenLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 4, nil)
+		network.Kill("127.0.0.3")
+		synctest.Wait()
+		for _, n := range []*testNode{nodes[0], nodes[1], nodes[3]} {
+			if !slices.Contains(n.saw(), "lost n3") || slices.Contains(n.saw(), "leave n3") {
+				t.Errorf("%s saw %v at the moment of death", n.name, n.saw())
+			}
+			if p := n.peer("n3"); p.State != "suspect" || p.Connected {
+				t.Errorf("%s says %+v", n.name, p)
+			}
+		}
+		took := eventually(t, 30*time.Second, "n3 is dead for all", func() bool {
+			return nodes[0].peer("n3").State == "dead" && nodes[1].peer("n3").State == "dead" && nodes[3].peer("n3").State == "dead"
+		})
+		t.Logf("dead for all after %v", took)
+		for _, n := range []*testNode{nodes[0], nodes[1], nodes[3]} {
+			if saw := n.saw(); strings.Count(strings.Join(saw, ","), "leave") != 1 {
+				t.Errorf("%s saw %v", n.name, saw)
+			}
+		}
+	})
+}
+
+// A node that restarts under its name and address is a peer again within a second or so.
+func TestRestartedNodeIsBack(t *testing.T) {
+	for _, wait := range []time.Duration{0, time.Minute} { // before and after it is declared dead
+		synctest.Test(t, func(t *testing.T) {
+			network := memnet.New()
+			nodes := startAll(t, network, 3, nil)
+			network.Kill("127.0.0.2")
+			nodes[1].Close()
+			time.Sleep(wait)
+			nodes[1] = start(t, network, 2, seed, nil)
+			took := eventually(t, 15*time.Second, "n2 is back", func() bool { return connected(nodes) })
+			t.Logf("down for %v: back after %v", wait, took)
+			nodes[1].say(1)
+			synctest.Wait()
+			if got := nodes[2].versions("n2"); !slices.Equal(got, []uint64{1}) {
+				t.Errorf("n3 heard %v of n2", got)
+			}
+		})
+	}
+}
+
+// A name that comes back on another address is believed once the old one is dead,
+// at the next full exchange of memberlist.
+func TestNameMovesToAnotherAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 3, nil)
+		network.Kill("127.0.0.2")
+		nodes[1].Close()
+		nodes[1] = start(t, network, 9, seed, func(c *Config) { c.Name = "n2" })
+		eventually(t, 3*time.Minute, "n2 is back", func() bool { return connected(nodes) })
+		if got := nodes[2].peer("n2").Addr; got != "127.0.0.9:7946" {
+			t.Errorf("n2 is at %s", got)
+		}
+	})
+}
+
+// The sides of a partition find each other again, though neither is alone, each
+// has buried the other, and only one holds the seed.
+func TestPartitionHeals(t *testing.T) {
+	for _, cut := range []time.Duration{20 * time.Second, 5 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			network := memnet.New()
+			nodes := startAll(t, network, 4, nil)
+			network.Cut("127.0.0.3", "127.0.0.4")
+			time.Sleep(cut)
+			synctest.Wait()
+			if cut > time.Minute {
+				for i, n := range nodes {
+					if other := nodes[(i+2)%4]; n.peer(other.name).State != "dead" || !connected2(nodes[i/2*2:i/2*2+2]) {
+						t.Errorf("%s says %+v", n.name, n.Peers())
+					}
+				}
+			}
+			network.Heal()
+			took := eventually(t, 45*time.Second, "all are connected", func() bool { return connected(nodes) })
+			t.Logf("cut for %v: whole again after %v", cut, took)
+		})
+	}
+}
+
+// connected2 says whether the two nodes of a side have each other.
+func connected2(side []*testNode) bool {
+	return side[0].peer(side[1].name).Connected && side[1].peer(side[0].name).Connected
+}
+
+// Seeds may start last.
+func TestSeedThatStartsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		late := start(t, network, 2, seed, nil)
+		time.Sleep(5 * time.Minute)
+		nodes := []*testNode{late, start(t, network, 1, nil, nil)}
+		eventually(t, 2*seekMax, "they joined", func() bool { return connected(nodes) })
+		if got := strings.Count(late.log(), "cannot join yet"); got != 1 {
+			t.Errorf("said %d times that the seed is down, want once", got)
+		}
+	})
+}
+
+// A goodbye is heard at once, is no loss, and is told once.
+func TestLeaveIsHeardAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 3, nil)
+		began := time.Now()
+		var left time.Duration
+		done := make(chan error)
+		go func() {
+			err := nodes[1].Leave(context.Background())
+			left = time.Since(began)
+			done <- err
+		}()
+		synctest.Wait()
+		for _, n := range []*testNode{nodes[0], nodes[2]} {
+			if p := n.peer("n2"); !slices.Contains(n.saw(), "leave n2") || p.State != "left" {
+				t.Errorf("%s saw %v and says %+v", n.name, n.saw(), p)
+			}
+		}
+		if err := <-done; err != nil || left > 3*time.Second {
+			t.Errorf("Leave took %v: %v", left, err)
+		}
+		nodes[1].Close()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, n := range []*testNode{nodes[0], nodes[2]} {
+			saw := strings.Join(n.saw(), ", ")
+			if strings.Contains(saw, "lost") || strings.Count(saw, "leave") != 1 || n.peer("n2").State != "left" {
+				t.Errorf("%s saw %s", n.name, saw)
+			}
+		}
+	})
+}
+
+// Leave does not wait longer for a peer that does not answer than it may.
+func TestLeaveIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 2, nil)
+		network.Cut("127.0.0.2")
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		began := time.Now()
+		if err := nodes[0].Leave(ctx); err == nil || time.Since(began) > 2*time.Second {
+			t.Errorf("Leave took %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// Probes have room for the simulated delay: nobody is suspected for being far away.
+func TestDelayIsNotDeath(t *testing.T) {
+	for _, delay := range []time.Duration{2 * time.Millisecond, 200 * time.Millisecond, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes := startAll(t, memnet.New(), 4, func(c *Config) { c.LinkDelay, c.LinkJitter = delay, delay/4 })
+			time.Sleep(5 * time.Minute)
+			for _, n := range nodes {
+				if log := n.log(); strings.Contains(log, "Suspect") || strings.Contains(log, "level=WARN") || !connected(nodes) {
+					t.Errorf("%v: %s says\n%s", delay, n.name, log)
+				}
+			}
+		})
+	}
+}
+
+// Close waits for what it started, callbacks included, and is a crash to others.
+func TestCloseIsACrashToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 2, nil)
+		nodes[1].Close()
+		nodes[1].Close()
+		synctest.Wait()
+		if !slices.Contains(nodes[0].saw(), "lost n2") {
+			t.Errorf("n1 saw %v", nodes[0].saw())
+		}
+		if err := nodes[1].Leave(context.Background()); err == nil {
+			t.Error("left after Close")
+		}
+	})
+}
