@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/route"
+	"pgregory.net/rapid"
 )
 
 // specialist is a cluster where n2 holds all of topic "law", n3 nearly all and n1
@@ -94,6 +95,9 @@ func TestPaper32NextBestOrHere(t *testing.T) {
 	if a := c.ask("n1", "lawbook"); a.by != "n3" || a.cached != 5 {
 		t.Errorf("n2 pauses: %+v", a)
 	}
+	if a := c.ask("n2", "lawbooks"); a.by != "n3" {
+		t.Errorf("n2 pauses and is itself asked: %+v", a)
+	}
 	pause("n3")
 	if a := c.ask("n1", "lawbook"); a.by != "n1" || a.cached != 0 {
 		t.Errorf("n2 and n3 pause: %+v", a)
@@ -102,6 +106,14 @@ func TestPaper32NextBestOrHere(t *testing.T) {
 	if a := c.ask("n1", "lawbook"); a.by != "n1" {
 		t.Errorf("all pause: %+v", a)
 	}
+}
+
+// 3.2: push-back "does not change the safety properties of routing": every request
+// has its answer, whoever pauses, and nothing goes to a peer that does. ask checks both.
+func TestPaper32SafetyIsUntouched(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		newCluster(t, 4, Config{Policy: route.LongestPushback{}, QueueThreshold: 1}).chaos(t)
+	})
 }
 
 // 3.3: "the broadcast that ships P_i's trie also serves as a heartbeat from P_i, so
@@ -170,6 +182,12 @@ func TestPaper34LossLastsOneRound(t *testing.T) {
 		t.Fatal("rumors arrive though all are lost")
 	}
 	c.loss = 0
+	c.pass(poll + 2*time.Millisecond)
+	c.mustConverge()
+
+	// "Because every broadcast carries a complete snapshot of the sender's local
+	// trie - not an incremental delta", who has heard nothing needs no more either.
+	c.restart(0)
 	c.pass(poll + 2*time.Millisecond)
 	c.mustConverge()
 }

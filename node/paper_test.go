@@ -120,6 +120,7 @@ func TestPaperAlgorithm1ServedThere(t *testing.T) {
 // 2: "This achieves eventual consistency, wherein in the absence of new requests,
 // all nodes would eventually have an up-to-date estimate of other nodes' KV caches."
 // "sendTrie(): Broadcasts node P_i's local trie structure to all other nodes."
+// 3.1: "cache state converges eventually whenever broadcasts are eventually delivered."
 func TestPaper2EventualConsistency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		policy := rapid.SampledFrom([]route.Policy{route.Local{}, route.Longest{}, route.LongestPushback{}}).Draw(t, "policy")

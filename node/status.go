@@ -1,8 +1,6 @@
 package node
 
-import (
-	"time"
-)
+import "time"
 
 // Status is what a node believes, for people and dashboards.
 type Status struct {
