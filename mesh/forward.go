@@ -18,9 +18,11 @@ const (
 	// Prefill can be silent for longer; a host without power always is.
 	silenceMax = 5 * time.Second
 
-	// receiveBuffer is the flow-control window: a long prompt goes out in one
-	// flight. At 4 MiB and above net/http falls back to its default.
-	receiveBuffer = 2 << 20
+	// receiveBuffer is the window of one request body: a long prompt goes out in
+	// one flight. receiveBuffers is that of all bodies on a connection that no
+	// handler has read yet; 4 MiB and more net/http replaces by its default.
+	receiveBuffer  = 1 << 20
+	receiveBuffers = 4<<20 - 1
 
 	// forwardsMax is the streams a peer may have open on one connection.
 	forwardsMax = 1000
@@ -44,7 +46,9 @@ func (m *Mesh) newServer() *http.Server {
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          forwardsMax,
 			MaxReceiveBufferPerStream:     receiveBuffer,
-			MaxReceiveBufferPerConnection: receiveBuffer,
+			MaxReceiveBufferPerConnection: receiveBuffers,
+			SendPingTimeout:               silenceMax, // for the dead nothing need be computed
+			PingTimeout:                   silenceMax + m.port.roundTrip(),
 		},
 		ErrorLog: log.New(lines{log: m.log, level: slog.LevelWarn, seen: func(line []byte) {
 			if bytes.Contains(line, []byte("TLS handshake error")) {
@@ -92,6 +96,10 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	m.mu.Unlock()
 	defer m.wg.Done()
 	switch u := upgrades[r.URL.Path]; {
+	case u.token == "" && r.ProtoMajor < 2:
+		// Peers forward over HTTP/2 alone. No browser speaks it without TLS, so no
+		// web page can reach the handler through a loopback port.
+		http.Error(w, "forwards come over HTTP/2", http.StatusHTTPVersionNotSupported)
 	case u.token == "":
 		m.cfg.Handler.ServeHTTP(w, r)
 	case !m.port.fits(w, r, u):
@@ -104,8 +112,8 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// forwarder is the client side of forwards: pooled HTTP/2 and nothing else. A dead
-// connection is found by pings; the request's own context bounds the rest.
+// forwarder is the client side of forwards: pooled HTTP/2 and nothing else. The
+// request's own context bounds what the pings do not.
 func (p *port) forwarder(secure *tls.Config) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(secure != nil)
@@ -116,10 +124,9 @@ func (p *port) forwarder(secure *tls.Config) *http.Transport {
 		DisableCompression:  true,
 		IdleConnTimeout:     idleMax / 2, // before the server does
 		Protocols:           protocols,
-		HTTP2: &http.HTTP2Config{
-			SendPingTimeout: silenceMax, PingTimeout: silenceMax + p.roundTrip(),
-			MaxReceiveBufferPerStream: receiveBuffer,
-		},
+		// The windows are left as they are, 4 MiB of 1 GiB: an answer that its
+		// client reads slowly must not hold up the others.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: silenceMax, PingTimeout: silenceMax + p.roundTrip()},
 	}
 	if secure != nil {
 		t.TLSClientConfig = secure.Clone()

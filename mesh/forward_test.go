@@ -195,3 +195,64 @@ func (c *closing) Close() error {
 	c.closed = true
 	return nil
 }
+
+// A peer that loses its power while it is answered stops the work for it.
+func TestForwardForTheDeadStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, began := memnet.New(), make(chan bool)
+		var worked time.Duration
+		done := make(chan bool)
+		ask := forwards(t, network, func(w http.ResponseWriter, r *http.Request) {
+			close(began)
+			start := time.Now()
+			<-r.Context().Done()
+			worked = time.Since(start)
+			close(done)
+		}, nil)
+		go ask(t.Context(), "/", "")
+		<-began
+		network.Cut("127.0.0.1")
+		<-done
+		if worked > 2*silenceMax {
+			t.Errorf("worked %v for nobody", worked)
+		}
+		network.Heal()
+	})
+}
+
+// An answer that nobody reads, and a body that no handler reads, hold up no other forward.
+func TestSlowForwardHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan bool)
+		ask := forwards(t, memnet.New(), func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/flood":
+				w.Write(make([]byte, 32<<20))
+			case "/deaf":
+				<-release
+			default:
+				io.Copy(w, r.Body)
+			}
+		}, nil)
+		for range 3 {
+			flood, err := ask(t.Context(), "/flood", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer flood.Body.Close()
+			go ask(t.Context(), "/deaf", strings.Repeat("x", 8<<20))
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		resp, err := ask(ctx, "/", strings.Repeat("y", 100<<10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(resp.Body); len(got) != 100<<10 || err != nil {
+			t.Errorf("echoed %d bytes, %v", len(got), err)
+		}
+		resp.Body.Close()
+		close(release)
+	})
+}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+
+	"github.com/hearsay-project/hearsay/gossip"
 )
 
 // A frame is what travels on an upgraded connection:
@@ -29,6 +31,8 @@ const (
 	// this is a tree of seven million blocks, more than any engine's memory
 	// holds; a longer frame is garbage or an attack.
 	frameMax = 64 << 20
+
+	_ = uint(frameMax - gossip.MaxRumorBytes) // the largest rumor fits
 
 	// packetMax bounds a memberlist packet; memberlist itself stops at UDPBufferSize.
 	packetMax = 64 << 10

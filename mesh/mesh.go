@@ -6,7 +6,8 @@
 //	forwards    every other request, over pooled HTTP/2, to Config.Handler
 //
 // With TLS the protocol is chosen by ALPN; without, HTTP/2 by prior knowledge
-// (RFC 9113, section 3.3). The upgrade, frame and port types document the bytes.
+// (RFC 9113, section 3.3). The bytes are described at the type upgrade and the
+// constants of frame types.
 // Nothing here waits for a slow peer but the goroutine that writes to it.
 package mesh
 

@@ -74,6 +74,7 @@ type port struct {
 	open     map[*portConn]bool
 	accepted int
 	closed   bool
+	said     string // the last refusal logged as a warning
 }
 
 // portConn is a connection that the port knows until it is closed.
@@ -276,8 +277,16 @@ func (p *port) accept(w http.ResponseWriter, u upgrade) net.Conn {
 	return c
 }
 
+// refuse answers with a sentence. A peer tries again for ever, so the same
+// refusal warns once.
 func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, sentence string) {
 	p.refused.Add(1)
-	p.log.Warn("peer connection refused", "peer", r.Header.Get(headerFrom), "remote", r.RemoteAddr, "reason", sentence)
+	from, level := r.Header.Get(headerFrom), slog.LevelDebug
+	p.mu.Lock()
+	if said := from + sentence; said != p.said {
+		p.said, level = said, slog.LevelWarn
+	}
+	p.mu.Unlock()
+	p.log.Log(r.Context(), level, "peer refused", "peer", from, "remote", r.RemoteAddr, "reason", sentence)
 	http.Error(w, sentence, status)
 }

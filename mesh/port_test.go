@@ -94,7 +94,7 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 			{"n6", "n5", upgradeRumors, "refused with 400: n5 dials n6"},
 			{"n4", "n5", upgradeRumors, "refused with 503: n5 has not heard of n4 yet"},
 			{"n4", "", upgrade{upgradePackets.path, "hearsay-packet/2"}, "refused with 426: n5 speaks hearsay-packet/1, not hearsay-packet/2; run one version on all nodes"},
-			{"n4", "", upgrade{"/v1/chat", "chat/1"}, "refused with 404"},
+			{"n4", "", upgrade{"/v1/chat", "chat/1"}, "refused with 505"},
 		} {
 			p := dialler(t, network, c.from)
 			conn, err := p.upgrade(t.Context(), addr, c.u, c.to)
@@ -105,7 +105,7 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 				t.Errorf("%s to %s: got %v, want %q", c.from, c.to, err, c.want)
 			}
 		}
-		if log := node.log(); strings.Count(log, "peer connection refused") != 4 {
+		if log := node.log(); strings.Count(log, "peer refused") != 4 {
 			t.Errorf("logged\n%s", log)
 		}
 	})
@@ -159,7 +159,7 @@ func TestIdlersAreCutOff(t *testing.T) {
 		defer conn.Close()
 		io.WriteString(conn, "GET /x HTTP/1.1\r\nHost: n1\r\n\r\n")
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil || resp.StatusCode != http.StatusNotFound {
+		if err != nil || resp.StatusCode != http.StatusHTTPVersionNotSupported {
 			t.Errorf("got %v, %v", resp, err)
 		}
 	})

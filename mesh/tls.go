@@ -42,7 +42,7 @@ func LoadTLS(cert, key, ca string) (*tls.Config, error) {
 		return nil, fmt.Errorf("--peer-ca %s holds no PEM certificate", ca)
 	}
 	if err := verifyChain(own.Leaf, intermediates(chain), roots); err != nil {
-		return nil, fmt.Errorf("--peer-cert %s: peers would refuse it, for --peer-ca %s did not sign it: %w", cert, ca, err)
+		return nil, fmt.Errorf("--peer-cert %s does not hold against --peer-ca %s, so peers would refuse it: %w", cert, ca, err)
 	}
 	return &tls.Config{
 		Certificates: []tls.Certificate{own},

@@ -180,7 +180,7 @@ func TestLoadTLSSaysWhichFlag(t *testing.T) {
 		{cert, key, ca.ca + "x", "--peer-ca: open "},
 		{cert, otherKey, ca.ca, "are no certificate and its key"},
 		{cert, key, key, "holds no PEM certificate"},
-		{otherCert, otherKey, ca.ca, "did not sign it"},
+		{otherCert, otherKey, ca.ca, "peers would refuse it: x509: certificate signed by unknown authority"},
 		{oldCert, oldKey, ca.ca, "has expired"},
 	} {
 		if _, err := LoadTLS(c.cert, c.key, c.ca); err == nil || !strings.Contains(err.Error(), c.want) {
