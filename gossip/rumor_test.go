@@ -2,6 +2,7 @@ package gossip_test
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +63,24 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 			t.Fatalf("%+v became %+v", r, got)
 		}
 	})
+}
+
+// Nodes of two versions in one cluster must read each other: the bytes are fixed.
+func TestRumorBytesAreFixed(t *testing.T) {
+	tree := prefix.NewTree(100, 100)
+	tree.Insert(prefix.Chain{1, 2, 3}, 48)
+	tree.Insert(prefix.Chain{1, 4}, 32)
+	tree.Insert(prefix.Chain{5}, 16)
+	r := gossip.Rumor{
+		Author: "n1", Life: 300, Version: 7, Every: 200, Queue: 2, Pause: 5,
+		Tokens: tree.Tokens(), Tree: tree.Snapshot(),
+	}
+	const want = "01" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
+		"05" + "0001000100" + // 5; 1 beside it; 4 below 1; 2 beside 4; 3 below 2
+		"0500000000000000" + "0100000000000000" + "0400000000000000" + "0200000000000000" + "0300000000000000"
+	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 // What is beyond a limit is sent as the limit, so that a node's rumors are always heard.
