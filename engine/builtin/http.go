@@ -92,12 +92,12 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request, o object, chat
 	}
 	stream, err := e.Generate(r.Context(), c.Request)
 	if err != nil {
-		return refusal(w, err)
+		return c.refusal(w, err)
 	}
 	text, ok := stream.Next()
 	if !ok {
 		if _, err := stream.Finish(); err != nil {
-			return refusal(w, err)
+			return c.refusal(w, err)
 		}
 	}
 	w.Header().Set(headerPromptTokens, strconv.Itoa(len(c.Prompt)))
@@ -115,11 +115,15 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request, o object, chat
 }
 
 // refusal is the answer to a request that ended before its first token.
-func refusal(w http.ResponseWriter, err error) *apiError {
+func (c *call) refusal(w http.ResponseWriter, err error) *apiError {
 	var long *ContextError
 	switch {
 	case errors.As(err, &long):
-		return &apiError{status: http.StatusBadRequest, kind: "invalid_request_error", param: "messages", code: "context_length_exceeded", text: err.Error()}
+		e := badRequest("prompt", "%v", err)
+		if e.code = "context_length_exceeded"; c.chat {
+			e.param = "messages"
+		}
+		return e
 	case errors.Is(err, ErrQueueFull):
 		w.Header().Set("Retry-After", "1")
 		return &apiError{status: http.StatusTooManyRequests, kind: "rate_limit_error", code: "rate_limit_exceeded", text: err.Error()}
@@ -145,7 +149,7 @@ func (a *answer) sendWhole(text string, ok bool) *apiError {
 	}
 	reason, err := a.stream.Finish()
 	if err != nil {
-		return refusal(a.w, err)
+		return a.refusal(a.w, err)
 	}
 	content := whole.String()
 	ch := choice{Finish: &reason}
@@ -181,7 +185,7 @@ func (a *answer) sendStream(text string, ok bool) {
 	}
 	reason, err := a.stream.Finish()
 	if err != nil {
-		panic(http.ErrAbortHandler) // cut the connection: the client must not take this for the end
+		panic(http.ErrAbortHandler) // cuts the connection: the client must not take this for the end
 	}
 	last := choice{Finish: &reason, Delta: &message{}}
 	if !a.chat {

@@ -87,12 +87,15 @@ func rmsNorm(dst, x, w []float32, eps float32) {
 	}
 }
 
-// exp replaces every x by e^x. vek computes a tail of fewer than eight in
-// another way, so the length must be a multiple of eight; see roundUp.
+// exp replaces every x by e^x, with e^-87 for anything less: vek's answer
+// between -103 and -88, whose value has no normal float32, is wild. It computes
+// a tail of fewer than eight in another way, so the length must be a multiple
+// of eight; see roundUp.
 func exp(x []float32) {
 	if len(x)%8 != 0 {
 		panic("builtin: exp of a length that is not a multiple of eight")
 	}
+	vek32.MaximumNumber_Inplace(x, -87)
 	vek32.Exp_Inplace(x)
 }
 
