@@ -42,9 +42,6 @@ type failure struct {
 	cause error
 }
 
-func (f failure) Error() string { return f.cause.Error() }
-func (f failure) Unwrap() error { return f.cause }
-
 // The kinds of failure besides "status NNN".
 const (
 	timedOut    = "timeout"
@@ -55,29 +52,28 @@ const (
 	inBandError = "error in stream" // the stream said that it failed
 )
 
-// ask sends one request and reads its whole answer. The error is a failure.
-func (g *generator) ask(ctx context.Context, target string, r Request, due time.Time) (sample, error) {
+// ask sends one request and reads its whole answer.
+func (g *generator) ask(ctx context.Context, target string, r Request, due time.Time) (sample, *failure) {
 	path, body := g.encode(r)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target+path, bytes.NewReader(body))
 	if err != nil {
-		return sample{}, failure{malformed, err}
+		panic(fmt.Sprintf("workload: %v", err)) // Validate has parsed the target
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := g.client.Do(req)
-	if err != nil {
-		switch {
-		case errors.Is(err, context.DeadlineExceeded):
-			return sample{}, failure{timedOut, err}
-		case errors.Is(err, syscall.ECONNREFUSED):
-			return sample{}, failure{refused, err}
-		}
-		return sample{}, failure{broken, err}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return sample{}, &failure{timedOut, err}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return sample{}, &failure{refused, err}
+	case err != nil:
+		return sample{}, &failure{broken, err}
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-		return sample{}, failure{fmt.Sprintf("status %d", resp.StatusCode), errors.New(errorMessage(text))}
+		return sample{}, &failure{fmt.Sprintf("status %d", resp.StatusCode), errors.New(errorMessage(text))}
 	}
 	s := sample{
 		node:     resp.Header.Get("Hearsay-Node"),
@@ -85,11 +81,8 @@ func (g *generator) ask(ctx context.Context, target string, r Request, due time.
 		expected: count(resp.Header.Get("Hearsay-Expected-Tokens")),
 		prompt:   -1, cached: -1,
 	}
-	err = s.readStream(resp.Body, due)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = failure{timedOut, err}
-	}
-	return s, err
+	failed := s.readStream(resp.Body, due)
+	return s, failed
 }
 
 // encode builds path and body. A prompt becomes a completion, messages a chat;
@@ -147,8 +140,8 @@ func (c choice) produced() bool {
 }
 
 // readStream reads server-sent events to the end of the body and books the
-// times since due. The error is a failure, or from the context.
-func (s *sample) readStream(body io.Reader, due time.Time) error {
+// times since due.
+func (s *sample) readStream(body io.Reader, due time.Time) *failure {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4096), maxEvent)
 	begun, done := false, false
@@ -164,10 +157,10 @@ func (s *sample) readStream(body io.Reader, due time.Time) error {
 		}
 		var c chunk
 		if err := json.Unmarshal(data, &c); err != nil {
-			return failure{malformed, err}
+			return &failure{malformed, err}
 		}
 		if len(c.Error) > 0 && string(c.Error) != "null" {
-			return failure{inBandError, errors.New(errorMessage(data))}
+			return &failure{inBandError, errors.New(errorMessage(data))}
 		}
 		if !begun && len(c.Choices) > 0 && c.Choices[0].produced() {
 			begun, s.ttft = true, time.Since(due)
@@ -182,15 +175,15 @@ func (s *sample) readStream(body io.Reader, due time.Time) error {
 	s.latency = time.Since(due)
 	switch err := lines.Err(); {
 	case errors.Is(err, context.DeadlineExceeded):
-		return err
+		return &failure{timedOut, err}
 	case errors.Is(err, bufio.ErrTooLong):
-		return failure{malformed, fmt.Errorf("an event is longer than %d MiB", maxEvent>>20)}
+		return &failure{malformed, fmt.Errorf("an event is longer than %d MiB", maxEvent>>20)}
 	case err != nil:
-		return failure{truncated, err}
+		return &failure{truncated, err}
 	case !done:
-		return failure{truncated, errors.New("the stream ended without data: [DONE]")}
+		return &failure{truncated, errors.New("the stream ended without data: [DONE]")}
 	case !begun:
-		return failure{malformed, errors.New("the stream held no choice")}
+		return &failure{malformed, errors.New("the stream held no choice")}
 	}
 	return nil
 }

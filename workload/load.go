@@ -209,9 +209,9 @@ func (g *generator) open(ctx context.Context, start time.Time) {
 func (g *generator) one(ctx context.Context, i int, due time.Time) {
 	limited, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
-	s, err := g.ask(limited, g.Targets[g.entries[i]], g.Workload.Request(i), due)
-	if i < g.Warmup || err != nil && ctx.Err() != nil {
+	s, failed := g.ask(limited, g.Targets[g.entries[i]], g.Workload.Request(i), due)
+	if i < g.Warmup || failed != nil && ctx.Err() != nil {
 		return
 	}
-	g.results.book(s, err, time.Now())
+	g.results.book(s, failed, time.Now())
 }

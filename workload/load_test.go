@@ -209,7 +209,7 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 		if err := rep.WriteTable(&table); err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"status 503: 1, the first: queue full", "10 errors", "error in stream: 1, the first: out of memory"} {
+		for _, want := range []string{"status 503: 1, the first: queue full", "errors: 10", "error in stream: 1, the first: out of memory"} {
 			if !strings.Contains(table.String(), want) {
 				t.Errorf("the table does not say %q:\n%s", want, &table)
 			}

@@ -74,16 +74,15 @@ func (r *results) start(now time.Time) {
 }
 
 // book counts one request, answered or failed.
-func (r *results) book(s sample, err error, now time.Time) {
+func (r *results) book(s sample, failed *failure, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err == nil {
+	if failed == nil {
 		r.samples = append(r.samples, s)
 		r.ttft += s.ttft
 	} else {
-		kind := err.(failure).kind //nolint:errorlint // ask wraps every error in one
-		if r.failures[kind]++; r.failures[kind] == 1 {
-			r.causes[kind] = err.Error()
+		if r.failures[failed.kind]++; r.failures[failed.kind] == 1 {
+			r.causes[failed.kind] = failed.cause.Error()
 		}
 		r.failed++
 	}
@@ -209,20 +208,16 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	rep.writeSetting(t)
-	fmt.Fprint(t, "\n\tmean\tp50\tp99\n")
-	for _, line := range []struct {
-		name           string
-		mean, p50, p99 *float64
-	}{{"latency", rep.Mean, rep.P50, rep.P99}, {"TTFT", rep.TTFTMean, rep.TTFTP50, rep.TTFTP99}} {
-		if line.mean != nil {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", line.name, seconds(*line.mean), seconds(*line.p50), seconds(*line.p99))
-		}
+	if rep.Mean != nil {
+		fmt.Fprint(t, "\n\tmean\tp50\tp99\n")
+		fmt.Fprintf(t, "latency\t%s\t%s\t%s\n", seconds(*rep.Mean), seconds(*rep.P50), seconds(*rep.P99))
+		fmt.Fprintf(t, "TTFT\t%s\t%s\t%s\n", seconds(*rep.TTFTMean), seconds(*rep.TTFTP50), seconds(*rep.TTFTP99))
 	}
 	t.Flush()
 	fmt.Fprintf(&b, "\n%d prompt tokens: expected hit %s, actual hit %s; %s of requests forwarded\n",
 		rep.prompt, percent(rep.ExpectedHit), percent(rep.ActualHit), percent(rep.ForwardedShare))
 	rep.writeNodes(&b)
-	fmt.Fprintf(&b, "\n%d of %d requests done in %s (%.1f/s), %d errors\n",
+	fmt.Fprintf(&b, "\n%d of %d requests done in %s (%.1f/s), errors: %d\n",
 		rep.Requests, rep.Asked, rep.Took.Round(time.Millisecond), float64(rep.Requests)/max(rep.Took.Seconds(), 1e-9), rep.Errors)
 	for _, kind := range slices.Sorted(maps.Keys(rep.ErrorsByKind)) {
 		cause := strings.Join(strings.Fields(rep.causes[kind]), " ")

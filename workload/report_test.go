@@ -64,7 +64,7 @@ func TestReportIsConsistent(t *testing.T) {
 			r.book(s, nil, time.Time{})
 		}
 		for _, kind := range failures {
-			r.book(sample{}, failure{kind, errors.New("because")}, time.Time{})
+			r.book(sample{}, &failure{kind, errors.New("because")}, time.Time{})
 		}
 		row := report(Options{Workload: w, Targets: []string{"http://a"}}, status{}, &r, time.Second).Row
 
@@ -105,7 +105,7 @@ func sampleReport(t *testing.T) *Report {
 		ms := time.Duration(i+1) * time.Millisecond
 		r.book(sample{latency: 2 * ms, ttft: ms, node: node, hops: i % 2, expected: 60, prompt: 100, cached: 50}, nil, time.Time{})
 	}
-	r.book(sample{}, failure{"status 429", errors.New("queue\nfull")}, time.Time{})
+	r.book(sample{}, &failure{"status 429", errors.New("queue\nfull")}, time.Time{})
 	half, delay := 500., 2.
 	o := Options{Workload: w, Targets: []string{"http://a", "http://b"}}.withDefaults()
 	return report(o, status{"longest", &half, &delay}, &r, 2*time.Second)
@@ -166,7 +166,7 @@ served by
   n1  75.0 %  ##############################
   n2  25.0 %  ##########
 
-5 of 6 requests done in 2s (2.5/s), 1 errors
+5 of 6 requests done in 2s (2.5/s), errors: 1
   status 429: 1, the first: queue full
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
