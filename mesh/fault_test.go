@@ -59,6 +59,24 @@ func TestRestartedNodeIsBack(t *testing.T) {
 	}
 }
 
+// A node that said goodbye and comes back is a peer again, however soon it does.
+func TestLeaverComesBack(t *testing.T) {
+	for _, wait := range []time.Duration{0, time.Second, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			network := memnet.New()
+			nodes := startAll(t, network, 3, nil)
+			if err := nodes[1].Leave(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			nodes[1].Close()
+			time.Sleep(wait)
+			nodes[1] = start(t, network, 2, seed, nil)
+			took := eventually(t, 15*time.Second, "n2 is back", func() bool { return connected(nodes) })
+			t.Logf("away for %v: back after %v", wait, took)
+		})
+	}
+}
+
 // A name that comes back on another address is believed once the old one is dead,
 // at the next full exchange of memberlist.
 func TestNameMovesToAnotherAddress(t *testing.T) {

@@ -150,7 +150,7 @@ func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error)
 		if req.Body != nil {
 			req.Body.Close()
 		}
-		return nil, fmt.Errorf("forward to %s: no such peer", peer)
+		return nil, fmt.Errorf("%s is no member of this mesh", peer)
 	}
 	out, to := req.WithContext(req.Context()), *req.URL
 	to.Scheme, to.Host = "http", addr
@@ -158,9 +158,5 @@ func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error)
 		to.Scheme = "https"
 	}
 	out.URL, out.Host, out.RequestURI = &to, addr, ""
-	resp, err := m.forwards.RoundTrip(out)
-	if err != nil {
-		return nil, fmt.Errorf("forward to %s: %w", peer, err)
-	}
-	return resp, nil
+	return m.forwards.RoundTrip(out)
 }

@@ -171,7 +171,7 @@ func TestForwardIsOneRoundTrip(t *testing.T) {
 			req, _ := http.NewRequest(http.MethodPost, "/", body)
 			resp, err := nodes[0].RoundTrip(peer, req)
 			switch {
-			case peer == "nobody" && (err == nil || err.Error() != "forward to nobody: no such peer"):
+			case peer == "nobody" && (err == nil || err.Error() != "nobody is no member of this mesh"):
 				t.Errorf("unknown peer: %v", err)
 			case peer == "n2" && (err != nil || resp.StatusCode != http.StatusFound):
 				t.Errorf("redirect: %v, %v", resp, err)
@@ -254,5 +254,47 @@ func TestSlowForwardHoldsUpNoOther(t *testing.T) {
 		}
 		resp.Body.Close()
 		close(release)
+	})
+}
+
+// Leave lets forwards end, both those served here and those made from here, and
+// takes no new ones.
+func TestLeaveLetsForwardsEnd(t *testing.T) {
+	const long = 10 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 3, func(c *Config) {
+			c.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.(http.Flusher).Flush()
+				time.Sleep(long)
+				io.WriteString(w, "done")
+			})
+		})
+		began := time.Now()
+		ask := func(from, to int) (string, error) {
+			req, _ := http.NewRequest(http.MethodGet, "/", nil)
+			resp, err := nodes[from].RoundTrip(nodes[to].name, req)
+			if err != nil {
+				return "", err
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			return string(body), err
+		}
+		var wg sync.WaitGroup
+		for _, pair := range [][2]int{{0, 1}, {1, 2}} {
+			wg.Go(func() {
+				if got, err := ask(pair[0], pair[1]); got != "done" || err != nil {
+					t.Errorf("%v: got %q, %v", pair, got, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if err := nodes[1].Leave(t.Context()); err != nil || time.Since(began) < long || time.Since(began) > long+2*time.Second {
+			t.Errorf("Leave took %v: %v", time.Since(began), err)
+		}
+		if got, err := ask(0, 1); err == nil {
+			t.Errorf("a forward to the leaver was answered %q", got)
+		}
+		wg.Wait()
 	})
 }

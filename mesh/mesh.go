@@ -25,7 +25,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -36,7 +35,7 @@ import (
 // Config says who this node is and whom it trusts. Callbacks may be nil.
 type Config struct {
 	Name      string       // unique; 1 to gossip.MaxName of letters, digits, "-", "_" and "."
-	Listener  net.Listener // from Listen; the mesh closes it
+	Listener  net.Listener // the peer port, bound; the mesh closes it
 	Advertise string       // HOST:PORT that peers dial; empty: the listener's address
 	Join      []string     // seeds, HOST:PORT or dns:NAME:PORT, resolved anew at each try
 	TLS       *tls.Config  // from LoadTLS; nil: none, and then loopback only
@@ -66,7 +65,7 @@ type Peer struct {
 	// State is "alive"; "suspect": alive for memberlist, but its rumor stream
 	// broke; "dead"; or "left", after a goodbye.
 	State                              string
-	RTT                                time.Duration // smoothed time from rumor to ack; 0: not measured yet
+	RTT                                time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
 	Connected                          bool          // there is a rumor stream
 	RumorBytesSent, RumorBytesReceived uint64        // frames that carry rumors
 }
@@ -102,18 +101,6 @@ type Mesh struct {
 	news    []func() // callbacks to be run
 	leaving bool
 	closed  bool
-}
-
-// Listen binds a peer port.
-func Listen(addr string) (net.Listener, error) {
-	l, err := net.Listen("tcp", addr)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("peer port %s is taken; give another with --peer-listen", addr)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("peer port %s cannot be opened; see --peer-listen: %w", addr, err)
-	}
-	return l, nil
 }
 
 // Open serves the port and begins to join. It does not wait for seeds: they are
@@ -287,9 +274,10 @@ func (m *Mesh) isLeaving() bool {
 // twice, at two intervals; more only where it is delayed.
 const leaveWait = 3 * time.Second
 
-// Leave says goodbye to every peer and has memberlist spread it. Forwards, both
-// ways, go on until Close. It returns when peers have heard, in a second or so, or
-// with an error when ctx ends first.
+// Leave says goodbye to every peer, has memberlist spread it, in a second or so,
+// and lets the forwards that peers have here end; new ones find the port closed.
+// This node's own forwards go on until Close. It returns an error when ctx ends
+// first.
 func (m *Mesh) Leave(ctx context.Context) error {
 	m.leave.Lock()
 	defer m.leave.Unlock()
@@ -307,6 +295,11 @@ func (m *Mesh) Leave(ctx context.Context) error {
 	if closed {
 		return errors.New("leave: the mesh is closed")
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.ctx, cancel)() // Close does not wait for Leave
+	served := make(chan error, 1)
+	go func() { served <- m.server.Shutdown(ctx) }()
 	spread := leaveWait + 2*m.port.roundTrip()
 	if end, ok := ctx.Deadline(); ok {
 		spread = max(1, min(spread, time.Until(end)))
@@ -316,8 +309,11 @@ func (m *Mesh) Leave(ctx context.Context) error {
 		select {
 		case <-s.gone:
 		case <-ctx.Done():
-			return fmt.Errorf("leave: %s did not answer the goodbye: %w", s.peer.name, ctx.Err())
+			err = errors.Join(err, fmt.Errorf("%s did not answer the goodbye", s.peer.name))
 		}
+	}
+	if e := <-served; e != nil {
+		err = errors.Join(err, fmt.Errorf("forwards are still being served: %w", e))
 	}
 	if err != nil {
 		return fmt.Errorf("leave: %w", err)
