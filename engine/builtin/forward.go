@@ -16,10 +16,13 @@ type run struct {
 	logits []float32 // receives the scores after the last token; nil: not wanted
 }
 
-// tileColumns bounds the columns (query rows times heads of a group) that one
-// pass of attention holds the scores of, and with them the scratch: context x
-// tileColumns floats.
-const tileColumns = 128
+// Attention holds the scores of one block at a time: at most blockPages pages
+// of positions by tileColumns columns (query rows times heads of a group), 64
+// KiB, which stay in a core's second-level cache.
+const (
+	blockPages  = 8
+	tileColumns = 128
+)
 
 // scratch is the working memory of forward. It grows to the largest step seen
 // and belongs to one goroutine.
@@ -27,7 +30,7 @@ type scratch struct {
 	x, norm, qkv, att, h, act []float32
 	cos, sin                  []float32
 	query, scores, out, part  []float32
-	peak, sum                 []float32
+	softmax                   softmax
 }
 
 func grow(b *[]float32, n int) []float32 {
@@ -148,8 +151,8 @@ func (m *model) attend(s *scratch, att, qkv []float32, r run, layer int) {
 
 // attendTile computes the attention of the query rows in qkv, which stand at
 // positions pos and on, for the heads that share one key/value head. Rows and
-// heads are columns here, so that a page is one matrix product; a column's sums
-// run over positions in order, within a page and then page by page.
+// heads are columns here, so that a page is one matrix product. Blocks begin at
+// fixed positions, and a column's sums run over positions in order.
 func (m *model) attendTile(s *scratch, att, qkv []float32, pages [][]float32, pos, layer, head int) {
 	hd, group, width := m.headDim(), m.heads/m.kvHeads, m.dim+2*m.kvDim()
 	rows := len(att) / m.dim
@@ -165,23 +168,30 @@ func (m *model) attendTile(s *scratch, att, qkv []float32, pages [][]float32, po
 			}
 		}
 	}
-	scores := grow(&s.scores, len(pages)*pageTokens*cols)
-	for i, page := range pages {
-		matmul(scores[i*pageTokens*cols:][:pageTokens*cols], m.keys(page, layer, head), query, hd)
-	}
-	sum := grow(&s.sum, cols)
-	columnSoftmax(scores, grow(&s.peak, cols), sum, pos, group)
+	s.softmax.reset(cols)
 	out, part := grow(&s.out, hd*cols), grow(&s.part, hd*cols)
 	clear(out)
-	for i, page := range pages {
-		matmul(part, m.values(page, layer, head), scores[i*pageTokens*cols:][:pageTokens*cols], pageTokens)
-		vek32.Add_Inplace(out, part)
+	size := pageTokens * cols
+	for first := 0; first < len(pages); first += blockPages {
+		block := pages[first:min(first+blockPages, len(pages))]
+		scores := grow(&s.scores, len(block)*size)
+		for i, page := range block {
+			matmul(scores[i*size:][:size], m.keys(page, layer, head), query, hd)
+		}
+		s.softmax.block(scores, pos-first*pageTokens, group)
+		for d := range hd {
+			vek32.Mul_Inplace(out[d*cols:][:cols], s.softmax.shrink[:cols])
+		}
+		for i, page := range block {
+			matmul(part, m.values(page, layer, head), scores[i*size:][:size], pageTokens)
+			vek32.Add_Inplace(out, part)
+		}
 	}
 	for i := range rows {
 		for g := range group {
 			col := i*group + g
 			for d := range hd {
-				att[i*m.dim+(head*group+g)*hd+d] = out[d*cols+col] / sum[col]
+				att[i*m.dim+(head*group+g)*hd+d] = out[d*cols+col] / s.softmax.sum[col]
 			}
 		}
 	}

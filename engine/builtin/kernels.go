@@ -125,30 +125,46 @@ func rotate(x, cos, sin []float32) {
 	}
 }
 
-// columnSoftmax turns each column of s (rows x cols) into weights whose sum, not
-// one, is left in sum; peak is scratch of the same width. Row t of the causal
-// part, which starts at row from, hides its first (t-from)*step columns.
-func columnSoftmax(s, peak, sum []float32, from, step int) {
-	cols := len(sum)
+// A softmax runs over the columns of a matrix that comes in blocks of rows. It
+// keeps, per column, the highest score so far, the sum of the weights relative
+// to it, and what older weights have to be multiplied with after each block.
+type softmax struct{ peak, sum, shrink []float32 }
+
+func (x *softmax) reset(cols int) {
+	peak := grow(&x.peak, cols)
+	for i := range peak {
+		peak[i] = -math.MaxFloat32
+	}
+	clear(grow(&x.sum, cols))
+	clear(grow(&x.shrink, roundUp(cols, 8)))
+}
+
+// block turns scores into weights. Row t hides the first (t-from)*step columns,
+// whose weight becomes zero; a column hidden throughout keeps all it has, to the
+// bit, so blocks beyond its end may follow.
+func (x *softmax) block(s []float32, from, step int) {
+	cols := len(x.sum)
 	hidden := func(t int) int { return min(max(t-from, 0)*step, cols) }
 	rows := len(s) / cols
-	for t := from; t < rows; t++ {
+	old := x.shrink[:cols]
+	copy(old, x.peak)
+	for t := range rows {
+		row := s[t*cols:][:cols]
 		for j := range hidden(t) {
-			s[t*cols+j] = -math.MaxFloat32
+			row[j] = -math.MaxFloat32
 		}
-	}
-	copy(peak, s[:cols])
-	for t := 1; t < rows; t++ {
-		vek32.Maximum_Inplace(peak, s[t*cols:][:cols])
+		vek32.Maximum_Inplace(x.peak, row)
 	}
 	for t := range rows {
-		vek32.Sub_Inplace(s[t*cols:][:cols], peak)
+		vek32.Sub_Inplace(s[t*cols:][:cols], x.peak)
 	}
+	vek32.Sub_Inplace(old, x.peak)
+	exp(x.shrink)
 	exp(s)
-	clear(sum)
+	vek32.Mul_Inplace(x.sum, old)
 	for t := range rows {
 		clear(s[t*cols:][:hidden(t)])
-		vek32.Add_Inplace(sum, s[t*cols:][:cols])
+		vek32.Add_Inplace(x.sum, s[t*cols:][:cols])
 	}
 }
 

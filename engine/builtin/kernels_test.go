@@ -67,16 +67,23 @@ func testKernels(t *testing.T) {
 	}
 }
 
-// A column's softmax hides what stands after its row, however far its scores lie.
-func TestColumnSoftmax(t *testing.T) {
-	const rows, cols, from, step = 16, 6, 10, 2 // three query rows at positions 10 to 12, two heads
+// A column's softmax hides what stands after its row, however far its scores
+// lie and in whatever blocks they come.
+func TestSoftmax(t *testing.T) {
+	const rows, cols, block, from, step = 48, 6, 16, 30, 2 // three query rows at positions 30 to 32, two heads
 	s := make([]float32, rows*cols)
 	for i := range s {
 		s[i] = float32(i*i%37)*9 - 150
 	}
 	scores := append([]float32(nil), s...)
-	peak, sum := make([]float32, cols), make([]float32, cols)
-	columnSoftmax(s, peak, sum, from, step)
+	var x softmax
+	x.reset(cols)
+	for at := 0; at < rows; at += block {
+		x.block(s[at*cols:][:block*cols], from-at, step)
+		for i := range at * cols {
+			s[i] *= x.shrink[i%cols]
+		}
+	}
 	for col := range cols {
 		last := from + col/step
 		top, total := math.Inf(-1), 0.0
@@ -93,8 +100,8 @@ func TestColumnSoftmax(t *testing.T) {
 				t.Errorf("row %d, column %d is %g, want %g", row, col, got, want)
 			}
 		}
-		if !near(sum[col], total) {
-			t.Errorf("column %d sums to %g, want %g", col, sum[col], total)
+		if !near(x.sum[col], total) || x.peak[col] != float32(top) {
+			t.Errorf("column %d: sum %g, peak %g, want %g, %g", col, x.sum[col], x.peak[col], total, top)
 		}
 	}
 }
