@@ -1,0 +1,207 @@
+// Package daemon is the thin shell around a node.Node: the goroutines, the
+// clock, the one lock, HTTP in and out. A request goes through it in a straight
+// line (serve.go):
+//
+//	read and bound the body -> engine.Read -> prefix.NewChain -> node.Route
+//	-> here: the engine | there: forward once, with the hop header
+//	-> no first byte: node.Failed, and Route again without that peer
+//	-> relay to the client -> node.Served
+//
+// Three rules make every answer right whatever the peers' trees are thought to
+// hold: a request that came over a hop is served where it is; once a body byte
+// has gone to the client nothing is retried; serving here is always possible.
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/mesh"
+	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// Config is what a daemon is made of. The daemon owns what it is given here:
+// Run closes both listeners.
+type Config struct {
+	Node   node.Config       // its Rand may be nil: chance from the system
+	Mesh   mesh.Config       // Name, Handler, Log and the callbacks are the daemon's to set
+	Engine http.RoundTripper // the LLM server beside this node, such as engine.Remote
+	API    net.Listener      // where clients come in
+	Key    prefix.Key        // the cluster's secret: nodes with different keys share no names
+
+	BodyMax        int64         // bytes of one request's body; default 32 MiB
+	InFlightMax    int           // requests at the engine at a time, waiting and running; default 256
+	ForwardsMax    int           // peers tried for one request before it is served here; default 3
+	ForwardTimeout time.Duration // from a forward to its first body byte; default 2 min
+	DrainTimeout   time.Duration // how long a shutdown waits for running requests; default 30 s
+
+	Log *slog.Logger // default slog.Default()
+}
+
+func (c *Config) setDefaults() {
+	c.BodyMax = cmp.Or(c.BodyMax, 32<<20)
+	c.InFlightMax = cmp.Or(c.InFlightMax, 256)
+	c.ForwardsMax = cmp.Or(c.ForwardsMax, 3)
+	c.ForwardTimeout = cmp.Or(c.ForwardTimeout, 2*time.Minute)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	c.Log = cmp.Or(c.Log, slog.Default())
+	c.Node = c.Node.WithDefaults()
+	if c.Node.Rand == nil {
+		c.Node.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+}
+
+// Limits that nobody tunes.
+const (
+	headerTimeout = 10 * time.Second // a client's request header
+	bodyTimeout   = 60 * time.Second // a client's request body
+	stallTimeout  = 60 * time.Second // a client that takes nothing of its answer
+	idleTimeout   = 2 * time.Minute  // a kept-alive connection without a request
+	headerBytes   = 64 << 10
+)
+
+// Daemon is one running node. Use New, then Run.
+type Daemon struct {
+	cfg     Config
+	log     *slog.Logger
+	mesh    *mesh.Mesh
+	api     *http.Server
+	metrics *metrics
+
+	// mu guards what follows. It is taken in the method locked, and never held
+	// across I/O.
+	mu       sync.Mutex
+	node     *node.Node
+	inFlight int                   // requests at this node's engine
+	forwards map[*forward]struct{} // waiting for a peer's first byte
+	closing  bool
+}
+
+// A forward waits for the first byte of a peer's answer.
+type forward struct {
+	peer   string
+	cancel context.CancelCauseFunc
+}
+
+// New checks the configuration and joins the mesh: rumors and forwarded
+// requests may come in before Run.
+func New(cfg Config) (*Daemon, error) {
+	cfg.setDefaults()
+	if err := cfg.Node.Validate(); err != nil {
+		return nil, err
+	}
+	d := &Daemon{
+		cfg:      cfg,
+		log:      cfg.Log,
+		node:     node.New(cfg.Node),
+		forwards: map[*forward]struct{}{},
+	}
+	d.metrics = newMetrics(d)
+	d.api = &http.Server{
+		Handler:           d.apiHandler(),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    headerBytes,
+		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	m := cfg.Mesh
+	m.Name, m.Log = cfg.Node.Name, cfg.Log
+	m.Handler = http.HandlerFunc(d.serveForwarded)
+	m.OnRumor = func(r gossip.Rumor) {
+		d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
+	}
+	m.OnLeave = func(peer string) {
+		d.log.Info("peer left", "peer", peer)
+		d.locked(func(_ time.Time, n *node.Node) { n.Forget(peer) })
+	}
+	m.OnJoin = func(peer string) { d.log.Info("peer joined", "peer", peer) }
+	m.OnLost = func(peer string) {
+		d.log.Warn("peer lost", "peer", peer)
+		d.locked(func(now time.Time, n *node.Node) { n.Failed(now, peer) })
+	}
+	var err error
+	d.mesh, err = mesh.Open(m)
+	return d, err
+}
+
+// Run serves until ctx is done, then says goodbye, finishes what runs for up
+// to DrainTimeout, and returns after every goroutine that it started.
+func (d *Daemon) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := d.api.Serve(d.cfg.API); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve the API on %s: %w", d.cfg.API.Addr(), err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		d.speakEvery(ctx, d.cfg.Node.Poll)
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		return d.shutdown()
+	})
+	return group.Wait()
+}
+
+// speakEvery is the heartbeat of the node: each poll interval it says what its
+// tree holds (the paper's sendTrie), and gives up on forwards to peers that
+// have fallen silent (section 3.3).
+func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		var rumor gossip.Rumor
+		d.locked(func(now time.Time, n *node.Node) {
+			rumor = n.Speak(now)
+			for f := range d.forwards {
+				if n.Suspected(now, f.peer) {
+					f.cancel(errSilent)
+				}
+			}
+		})
+		d.mesh.Broadcast(rumor)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// shutdown leaves in the order that loses no request: no new ones from peers,
+// none from clients, then wait for the running ones.
+func (d *Daemon) shutdown() error {
+	d.locked(func(time.Time, *node.Node) { d.closing = true })
+	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTimeout)
+	defer cancel()
+	if err := d.mesh.Leave(ctx); err != nil {
+		d.log.Info("not every peer heard the goodbye", "err", err)
+	}
+	err := d.api.Shutdown(ctx)
+	if err != nil {
+		d.log.Warn("requests cut off at the drain timeout", "timeout", d.cfg.DrainTimeout)
+		err = d.api.Close()
+	}
+	return errors.Join(err, d.mesh.Close())
+}
+
+// locked runs f with the node, at one instant. f must not block.
+func (d *Daemon) locked(f func(now time.Time, n *node.Node)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(time.Now(), d.node)
+}

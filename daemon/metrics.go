@@ -1,0 +1,141 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/hearsay-project/hearsay/node"
+)
+
+// metrics are the node's numbers at /metrics; docs/operations.md explains them.
+type metrics struct {
+	registry        *prometheus.Registry
+	requests        *prometheus.CounterVec
+	promptTokens    prometheus.Counter
+	expectedTokens  prometheus.Counter
+	actualTokens    prometheus.Counter
+	ttft            *prometheus.HistogramVec
+	forwardFailures *prometheus.CounterVec
+}
+
+func newMetrics(d *Daemon) *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "hearsay_requests_total",
+			Help: "Requests that ended, by outcome (ok, rejected, refused, broken, cancelled) and hop (local, forwarded, received).",
+		}, []string{"outcome", "hop"}),
+		promptTokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "hearsay_prompt_tokens_total",
+			Help: "Prompt tokens of answers whose engine reported its cache, counted where the client asked.",
+		}),
+		expectedTokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "hearsay_expected_cached_tokens_total",
+			Help: "Cached tokens that the routing node expected for those answers.",
+		}),
+		actualTokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "hearsay_actual_cached_tokens_total",
+			Help: "Cached tokens that the engine reported for those answers.",
+		}),
+		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "hearsay_ttft_seconds",
+			Help:    "Time from a request's arrival to the first byte of its answer's body, by hop.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
+		}, []string{"hop"}),
+		forwardFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "hearsay_forward_failures_total",
+			Help: "Forwards that got no first byte, by the peer that failed.",
+		}, []string{"peer"}),
+	}
+	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.forwardFailures,
+		stateCollector{d}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// finished counts and logs a request that has ended; the log line is what
+// `hearsay demo` shows live.
+func (d *Daemon) finished(q *request, decision node.Decision, res result) {
+	hop := "local"
+	switch {
+	case q.hop != "":
+		hop = "received"
+	case decision.Node != "" && !decision.Self:
+		hop = "forwarded"
+	}
+	d.metrics.requests.WithLabelValues(res.outcome, hop).Inc()
+	if res.ttft > 0 {
+		d.metrics.ttft.WithLabelValues(hop).Observe(res.ttft.Seconds())
+	}
+	if res.known && hop != "received" {
+		d.metrics.promptTokens.Add(float64(res.usage.Prompt))
+		d.metrics.expectedTokens.Add(float64(decision.Expected))
+		d.metrics.actualTokens.Add(float64(res.usage.Cached))
+	}
+	d.log.Info("request",
+		"path", q.http.URL.Path, "outcome", res.outcome, "status", res.status,
+		"hop", hop, "node", decision.Node, "reason", decision.Reason,
+		"prompt_tokens", res.usage.Prompt, "expected_tokens", decision.Expected, "cached_tokens", res.usage.Cached,
+		"ttft_ms", milliseconds(res.ttft), "total_ms", milliseconds(time.Since(q.arrived)))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// stateCollector reads what the node believes when somebody asks for it.
+type stateCollector struct{ d *Daemon }
+
+func gauge(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+var (
+	descQueue      = gauge("hearsay_queue_depth", "Requests at this node's engine, waiting and running.")
+	descPaused     = gauge("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
+	descPauses     = prometheus.NewDesc("hearsay_pauses_total", "Pauses that this node has advertised.", nil, nil)
+	descBlocks     = gauge("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
+	descTokens     = gauge("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
+	descPeerAge    = gauge("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
+	descPeerBlocks = gauge("hearsay_peer_tree_blocks", "Blocks in this node's estimate of a peer's tree, credits included.", "peer")
+	descPeerQueue  = gauge("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
+	descPeerUsable = gauge("hearsay_peer_usable", "1 if this node would forward to the peer now.", "peer")
+	descRumorBytes = prometheus.NewDesc("hearsay_rumor_bytes_total", "Bytes of rumor streams, by direction (sent, received).", []string{"direction"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descQueue, descPaused, descPauses, descBlocks, descTokens,
+		descPeerAge, descPeerBlocks, descPeerQueue, descPeerUsable, descRumorBytes,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.d.Status()
+	emit := func(kind prometheus.ValueType, desc *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, v, labels...)
+	}
+	emit(prometheus.GaugeValue, descQueue, float64(s.Queue))
+	emit(prometheus.GaugeValue, descPaused, s.PausedMS/1000)
+	emit(prometheus.CounterValue, descPauses, float64(s.Pauses))
+	emit(prometheus.GaugeValue, descBlocks, float64(s.TreeBlocks))
+	emit(prometheus.GaugeValue, descTokens, float64(s.TreeTokens))
+	var sent, received uint64
+	for _, p := range s.Peers {
+		emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)
+		emit(prometheus.GaugeValue, descPeerBlocks, float64(p.TreeBlocks), p.Name)
+		emit(prometheus.GaugeValue, descPeerQueue, float64(p.Queue), p.Name)
+		usable := 0.0
+		if p.State == node.Alive {
+			usable = 1
+		}
+		emit(prometheus.GaugeValue, descPeerUsable, usable, p.Name)
+		sent += p.RumorBytesSent
+		received += p.RumorBytesReceived
+	}
+	emit(prometheus.CounterValue, descRumorBytes, float64(sent), "sent")
+	emit(prometheus.CounterValue, descRumorBytes, float64(received), "received")
+}

@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/mesh"
+	"github.com/hearsay-project/hearsay/node"
+)
+
+// apiHandler is what clients see.
+func (d *Daemon) apiHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/", d.serveClient)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	mux.HandleFunc("GET /readyz", d.serveReady)
+	mux.HandleFunc("GET /hearsay/v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(d.Status())
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, http.StatusNotFound, "not_found", "there is nothing at "+r.URL.Path+"; the API is under /v1/")
+	})
+	return mux
+}
+
+// serveReady says whether a load balancer should send clients here: the engine
+// answers, and the node is not on its way out.
+func (d *Daemon) serveReady(w http.ResponseWriter, r *http.Request) {
+	closing := false
+	d.locked(func(time.Time, *node.Node) { closing = d.closing })
+	switch _, err := engine.Models(r.Context(), d.cfg.Engine); {
+	case closing:
+		http.Error(w, "shutting down", http.StatusServiceUnavailable)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	default:
+		_, _ = w.Write([]byte("ready\n"))
+	}
+}
+
+// Status is what a node believes of itself and its peers, as
+// /hearsay/v1/status tells it. Durations are in milliseconds.
+type Status struct {
+	Name           string             `json:"name"`
+	Policy         string             `json:"policy"`
+	PollMS         float64            `json:"poll_ms"`
+	LinkDelayMS    float64            `json:"link_delay_ms"`
+	LinkJitterMS   float64            `json:"link_jitter_ms"`
+	Version        uint64             `json:"version"` // of the last rumor spoken
+	Queue          int                `json:"queue"`
+	PausedMS       float64            `json:"paused_ms"`
+	Pauses         int                `json:"pauses"`
+	TreeBlocks     int                `json:"tree_blocks"`
+	TreeTokens     int                `json:"tree_tokens"`
+	CapacityTokens int                `json:"capacity_tokens"`
+	BytesPerToken  map[string]float64 `json:"bytes_per_token"` // by model, as learnt
+	Here           Totals             `json:"here"`            // requests that this node's engine served
+	There          Totals             `json:"there"`           // requests that peers served for this node
+	NameClashes    int                `json:"name_clashes"`
+	Peers          []PeerStatus       `json:"peers"`
+}
+
+// Totals add up predictions and what the engines reported.
+type Totals struct {
+	Requests        int `json:"requests"`
+	Reported        int `json:"reported"` // those whose engine reported its cache; the rest is of these
+	PromptTokens    int `json:"prompt_tokens"`
+	PredictedTokens int `json:"predicted_tokens"`
+	CachedTokens    int `json:"cached_tokens"`
+}
+
+// PeerStatus is what this node believes of a peer.
+type PeerStatus struct {
+	Name               string     `json:"name"`
+	Addr               string     `json:"addr"`
+	State              node.State `json:"state"`
+	Member             string     `json:"member"`       // what the membership says: alive, suspect, dead, left
+	RumorAgeMS         float64    `json:"rumor_age_ms"` // -1 where it was never heard
+	TreeBlocks         int        `json:"tree_blocks"`
+	TreeTokens         int        `json:"tree_tokens"`
+	Credits            int        `json:"credits"` // blocks credited since its last rumor
+	Queue              int        `json:"queue"`
+	PausedMS           float64    `json:"paused_ms"`
+	Failures           int        `json:"failures"` // in a row
+	RTTMS              float64    `json:"rtt_ms"`   // of a rumor and its acknowledgement
+	RumorBytesSent     uint64     `json:"rumor_bytes_sent"`
+	RumorBytesReceived uint64     `json:"rumor_bytes_received"`
+}
+
+// Status returns what the node believes now. It costs a copy of the peers'
+// numbers under the lock.
+func (d *Daemon) Status() Status {
+	var s node.Status
+	d.locked(func(now time.Time, n *node.Node) { s = n.Status(now) })
+	out := Status{
+		Name: s.Name, Policy: s.Policy, PollMS: milliseconds(s.Poll),
+		LinkDelayMS: milliseconds(d.cfg.Mesh.LinkDelay), LinkJitterMS: milliseconds(d.cfg.Mesh.LinkJitter),
+		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
+		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityTokens,
+		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There), NameClashes: s.NameClashes,
+		Peers: []PeerStatus{},
+	}
+	heard := map[string]node.PeerStatus{}
+	for _, p := range s.Peers {
+		heard[p.Name] = p
+	}
+	for _, m := range d.mesh.Peers() {
+		out.Peers = append(out.Peers, peerStatus(m, heard))
+	}
+	return out
+}
+
+// peerStatus joins what the membership knows of a peer with what it has said.
+func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
+	out := PeerStatus{
+		Name: m.Name, Addr: m.Addr, Member: m.State, State: node.Suspected, RumorAgeMS: -1,
+		RTTMS: milliseconds(m.RTT), RumorBytesSent: m.RumorBytesSent, RumorBytesReceived: m.RumorBytesReceived,
+	}
+	if p, ok := heard[m.Name]; ok {
+		out.State, out.RumorAgeMS = p.State, milliseconds(p.RumorAge)
+		out.TreeBlocks, out.TreeTokens, out.Credits = p.TreeBlocks, p.TreeTokens, p.Credits
+		out.Queue, out.PausedMS, out.Failures = p.Queue, milliseconds(p.PauseLeft), p.Failures
+	}
+	return out
+}
