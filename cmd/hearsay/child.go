@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/hearsay-project/hearsay/engine"
+)
+
+// stopTimeout is how long a node may take to end after it was asked to.
+const stopTimeout = 5 * time.Second
+
+// child is one serve process of a demo.
+type child struct {
+	name   string
+	cmd    *exec.Cmd
+	stdin  io.Closer     // closing it asks the process to end
+	logs   io.Reader     // its log lines
+	ended  chan struct{} // closed when it has
+	screen *screen
+}
+
+func startChild(program, name string, args []string, s *screen) (*child, error) {
+	c := &child{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), screen: s}
+	c.cmd.SysProcAttr = ownGroup() // Ctrl-C reaches the demo, which ends its nodes in order
+	stdin, err := c.cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	stderr, err := c.cmd.StderrPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	c.stdin, c.logs = stdin, stderr
+	if err := c.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	go c.wait()
+	return c, nil
+}
+
+// wait shows the node's log until it ends, however it ends.
+func (c *child) wait() {
+	defer close(c.ended)
+	lines := bufio.NewScanner(c.logs)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		c.screen.log(c.name, lines.Bytes())
+	}
+	_, _ = io.Copy(io.Discard, c.logs)
+	err := c.cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		c.screen.printf("%s (pid %d) ended: %v; the others go on\n", c.name, c.cmd.Process.Pid, err)
+	}
+}
+
+// stopAll asks all nodes to end, after stopTimeout makes them, and returns when
+// they have.
+func stopAll(nodes []*child) {
+	for _, c := range nodes {
+		c.stdin.Close()
+	}
+	late := time.AfterFunc(stopTimeout, func() {
+		for _, c := range nodes {
+			_ = c.cmd.Process.Kill() // one that has ended does not mind
+		}
+	})
+	defer late.Stop()
+	for _, c := range nodes {
+		<-c.ended
+	}
+}
+
+// screen writes the demo's lines, one at a time.
+type screen struct {
+	mu  sync.Mutex
+	out io.Writer
+}
+
+func (s *screen) printf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.out, format, args...)
+}
+
+// logLine is what a demo shows of a node's JSON log.
+type logLine struct {
+	Path     string  `json:"path"`
+	Level    string  `json:"level"`
+	Msg      string  `json:"msg"`
+	Peer     string  `json:"peer"`
+	Err      string  `json:"err"`
+	Outcome  string  `json:"outcome"`
+	Hop      string  `json:"hop"`
+	Node     string  `json:"node"`
+	Reason   string  `json:"reason"`
+	Prompt   int     `json:"prompt_tokens"`
+	Expected int     `json:"expected_tokens"`
+	Cached   int     `json:"cached_tokens"`
+	TTFT     float64 `json:"ttft_ms"`
+}
+
+func (s *screen) header() {
+	s.printf("%-6s %-10s %8s %8s %8s %9s  %s\n", "entry", "served by", "prompt", "expected", "cached", "TTFT", "why")
+}
+
+// log shows a line of a node's log: a request where its client asked, and
+// whatever went wrong.
+func (s *screen) log(name string, line []byte) {
+	var l logLine
+	if json.Unmarshal(line, &l) != nil {
+		s.printf("%s: %s\n", name, line) // a panic's trace, say: never hide it
+		return
+	}
+	switch {
+	case l.Msg == "request" && !engine.Routed(l.Path): // a list of models, say
+	case l.Msg == "request" && l.Hop != "received" && l.Outcome == "ok":
+		s.printf("%-6s %-10s %8d %8d %8d %6.1f ms  %s\n", name, l.Node, l.Prompt, l.Expected, l.Cached, l.TTFT, l.Reason)
+	case l.Msg == "request" && l.Hop != "received":
+		s.printf("%-6s %-10s %s\n", name, l.Node, l.Outcome)
+	case l.Level == "WARN" || l.Level == "ERROR":
+		s.printf("%s: %s %s %s\n", name, l.Msg, l.Peer, l.Err)
+	}
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hearsay-project/hearsay/daemon"
+	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/engine/builtin"
+	"github.com/hearsay-project/hearsay/mesh"
+	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/route"
+)
+
+// serveFlags are the settings of one node, as the operator gives them.
+type serveFlags struct {
+	config string
+
+	listen   string
+	daemon   daemon.Config
+	logLevel string
+	logJSON  bool
+
+	name           string
+	peerListen     string
+	mesh           mesh.Config
+	gossip         string
+	cert, key, ca  string
+	clusterKey     string
+	node           node.Config
+	policy         string
+	engine         string
+	builtin        builtin.Config
+	untilStdinEnds bool
+}
+
+func serveCommand() *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve [flags]",
+		Short: "Run one node beside an engine",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	addGroups(cmd, f.groups()...)
+	cmd.Flags().BoolVar(&f.untilStdinEnds, "until-stdin-ends", false, "shut down when standard input ends")
+	_ = cmd.Flags().MarkHidden("until-stdin-ends")
+	return cmd
+}
+
+func (f *serveFlags) groups() []flagGroup {
+	group := func(title string, define func(*pflag.FlagSet)) flagGroup {
+		flags := pflag.NewFlagSet(title, pflag.ContinueOnError)
+		define(flags)
+		return flagGroup{title, flags}
+	}
+	return []flagGroup{
+		group("Clients", func(s *pflag.FlagSet) {
+			s.StringVar(&f.listen, "listen", "127.0.0.1:8080", "`address` of the OpenAI API")
+			s.Int64Var(&f.daemon.BodyMax, "body-max", 32<<20, "`bytes` of one request's body; more is refused with 413")
+			s.IntVar(&f.daemon.InFlightMax, "in-flight-max", 256, "requests at the engine at a time; more are refused with 429")
+			s.DurationVar(&f.daemon.DrainTimeout, "drain-timeout", 30*time.Second, "how long a shutdown waits for running requests")
+		}),
+		group("Engine", func(s *pflag.FlagSet) {
+			s.StringVar(&f.engine, "engine", "builtin", "`builtin`, or the URL of an OpenAI server")
+			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
+			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
+			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
+			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 32768, "capacity of the engine's KV cache in `tokens`")
+			s.IntVar(&f.builtin.Context, "context", 0, "builtin: longest prompt and answer in `tokens`; 0 is the model's default")
+		}),
+		group("Routing", func(s *pflag.FlagSet) {
+			s.StringVar(&f.policy, "policy", "longest+pushback", "`name`: "+route.Names())
+			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
+			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
+			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
+			s.DurationVar(&f.daemon.ForwardTimeout, "forward-timeout", 2*time.Minute, "longest wait for a peer's first byte")
+		}),
+		group("Peers", func(s *pflag.FlagSet) {
+			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default host name and peer port")
+			s.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7946", "`address` of the peer port")
+			s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
+			s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
+			s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
+			s.StringVar(&f.gossip, "gossip", "paper", "`mode`: paper sends the complete tree to every peer each interval")
+			s.StringVar(&f.cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides)")
+			s.StringVar(&f.key, "peer-key", "", "key `file` of this node")
+			s.StringVar(&f.ca, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
+			s.BoolVar(&f.mesh.Insecure, "insecure-peers", false, "accept any peer, on any address, in the clear")
+			s.StringVar(&f.clusterKey, "cluster-key", "", "`file` with the cluster's secret, which keys the names of prefixes")
+			s.DurationVar(&f.mesh.LinkDelay, "link-delay", 0, "experiments: one-way latency added to every peer message")
+			s.DurationVar(&f.mesh.LinkJitter, "link-jitter", 0, "experiments: random part of that latency, plus or minus")
+		}),
+		group("Operation", func(s *pflag.FlagSet) {
+			s.StringVar(&f.config, "config", "", "YAML `file` of flags by their names")
+			s.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+			s.BoolVar(&f.logJSON, "log-json", false, "log as JSON")
+		}),
+	}
+}
+
+// run is the life of one node.
+func (f *serveFlags) run(cmd *cobra.Command) error {
+	log, err := f.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	cfg, closeEngine, err := f.build(log)
+	if err != nil {
+		return err
+	}
+	defer closeEngine()
+	d, err := daemon.New(cfg)
+	if err != nil {
+		return misuse("%w", err)
+	}
+	ctx := cmd.Context()
+	if f.untilStdinEnds {
+		ctx = untilEOF(ctx, cmd.InOrStdin())
+	}
+	log.Info("serving", "node", cfg.Node.Name, "api", cfg.API.Addr().String(), "peers", cfg.Mesh.Listener.Addr().String(),
+		"engine", f.engine, "policy", cfg.Node.Policy.Name(), "poll", cfg.Node.Poll.String())
+	return d.Run(ctx)
+}
+
+// build turns flags into the parts of a daemon. What it has opened it closes
+// again on failure.
+func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine func() error, err error) {
+	var opened []io.Closer
+	defer func() {
+		if err != nil {
+			for _, c := range opened {
+				c.Close()
+			}
+		}
+	}()
+	cfg = f.daemon
+	cfg.Node, cfg.Mesh, cfg.Log = f.node, f.mesh, log
+	if cfg.Node.Policy, err = route.ByName(f.policy); err != nil {
+		return cfg, nil, misuse("--policy: %w", err)
+	}
+	if f.gossip != "paper" {
+		return cfg, nil, misuse("--gossip: there is no mode %q; the mode is paper", f.gossip)
+	}
+	if err = f.secrets(&cfg); err != nil {
+		return cfg, nil, err
+	}
+	if cfg.API, err = listen("--listen", f.listen); err != nil {
+		return cfg, nil, err
+	}
+	opened = append(opened, cfg.API)
+	if cfg.Mesh.Listener, err = listen("--peer-listen", f.peerListen); err != nil {
+		return cfg, nil, err
+	}
+	opened = append(opened, cfg.Mesh.Listener)
+	if cfg.Node.Name = f.name; f.name == "" {
+		cfg.Node.Name = defaultName(cfg.Mesh.Listener.Addr())
+	}
+	cfg.Node.Life = uint64(time.Now().UnixNano())
+	cfg.Engine, closeEngine, err = f.openEngine()
+	return cfg, closeEngine, err
+}
+
+// secrets reads the peer certificates and the cluster's key.
+func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
+	if f.cert != "" || f.key != "" || f.ca != "" {
+		if cfg.Mesh.TLS, err = mesh.LoadTLS(f.cert, f.key, f.ca); err != nil {
+			return misuse("%w", err)
+		}
+	}
+	if f.clusterKey == "" {
+		return nil
+	}
+	secret, err := os.ReadFile(f.clusterKey)
+	if err != nil {
+		return misuse("--cluster-key: %w", err)
+	}
+	if cfg.Key = prefix.Key(strings.TrimSpace(string(secret))); len(cfg.Key) == 0 {
+		return misuse("--cluster-key: %s is empty; put the same long random text in it on every node", f.clusterKey)
+	}
+	return nil
+}
+
+func (f *serveFlags) openEngine() (http.RoundTripper, func() error, error) {
+	if f.engine != "builtin" {
+		remote, err := engine.OpenRemote(f.engine)
+		if err != nil {
+			return nil, nil, misuse("--engine: %w; or builtin", err)
+		}
+		return remote, remote.Close, nil
+	}
+	f.builtin.KVTokens = f.node.CapacityTokens
+	e, err := builtin.Open(f.builtin)
+	if err != nil {
+		return nil, nil, misuse("--model: %w", err)
+	}
+	return engine.Local{Handler: e}, e.Close, nil
+}
+
+func (f *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+		return nil, misuse("--log-level: %q is none of debug, info, warn, error", f.logLevel)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if f.logJSON {
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, options)), nil
+}
+
+// listen binds an address that a flag named.
+func listen(flag, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err == nil {
+		return l, nil
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && portTaken(op.Err) {
+		return nil, misuse("%s: port %s is taken by another program; choose another with %s", flag, address, flag)
+	}
+	return nil, misuse("%s: %w", flag, err)
+}
+
+// defaultName is unique among the nodes of a cluster as long as their hosts'
+// names are.
+func defaultName(peer net.Addr) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "node"
+	}
+	_, port, _ := net.SplitHostPort(peer.String())
+	return fmt.Sprintf("%s-%s", host, port)
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hearsay-project/hearsay/daemon"
+)
+
+func statusCommand() *cobra.Command {
+	var url string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what a node believes of every peer, and how old it is",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := fetchStatus(cmd.Context(), url)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				out := json.NewEncoder(cmd.OutOrStdout())
+				out.SetIndent("", "  ")
+				return out.Encode(s)
+			}
+			return printStatus(cmd.OutOrStdout(), s)
+		},
+	}
+	cmd.Flags().StringVar(&url, "node", "http://127.0.0.1:8080", "`URL` of the node's API")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the JSON of /hearsay/v1/status")
+	return cmd
+}
+
+// statusClient asks nodes about themselves.
+var statusClient = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{Proxy: nil}}
+
+// fetchStatus asks the node at base what it believes.
+func fetchStatus(ctx context.Context, base string) (s daemon.Status, err error) {
+	if !strings.Contains(base, "://") {
+		base = "http://" + base
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/hearsay/v1/status", nil)
+	if err != nil {
+		return s, misuse("--node: %w", err)
+	}
+	resp, err := statusClient.Do(req)
+	if err != nil {
+		return s, fmt.Errorf("no node answers at %s: %w; give its API address with --node", base, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return s, fmt.Errorf("%s is no hearsay node: status %d", base, resp.StatusCode)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 16<<20)).Decode(&s); err != nil {
+		return s, fmt.Errorf("%s is no hearsay node: %w", base, err)
+	}
+	return s, nil
+}
+
+func printStatus(out io.Writer, s daemon.Status) error {
+	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %d tokens)\n",
+		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, s.CapacityTokens)
+	for _, t := range []struct {
+		where string
+		t     daemon.Totals
+	}{{"served here", s.Here}, {"served by peers for this node", s.There}} {
+		fmt.Fprintf(out, "  %s: %d requests; cached tokens expected %d, actual %d, of %d\n",
+			t.where, t.t.Requests, t.t.PredictedTokens, t.t.CachedTokens, t.t.PromptTokens)
+	}
+	if s.NameClashes > 0 {
+		fmt.Fprintf(out, "  another node calls itself %s; give each its own --name\n", s.Name)
+	}
+	if len(s.Peers) == 0 {
+		fmt.Fprintln(out, "no peers; --join names one")
+		return nil
+	}
+	table := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(table, "\npeer\taddress\tstate\trumor age\ttree blocks\ttree tokens\tcredits\tqueue\tpause\tround trip")
+	for _, p := range s.Peers {
+		age, state := "never", string(p.State)
+		if p.RumorAgeMS >= 0 {
+			age = ms(p.RumorAgeMS)
+		}
+		if p.Member != "alive" {
+			state += " (" + p.Member + ")"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n",
+			p.Name, p.Addr, state, age, p.TreeBlocks, p.TreeTokens, p.Credits, p.Queue, ms(p.PausedMS), ms(p.RTTMS))
+	}
+	return table.Flush()
+}
+
+func ms(v float64) string {
+	d := time.Duration(v * float64(time.Millisecond))
+	if d < 10*time.Millisecond {
+		return d.Round(10 * time.Microsecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+func pause(msLeft float64) string {
+	if msLeft <= 0 {
+		return ""
+	}
+	return " (asks for a pause of " + ms(msLeft) + ")"
+}
