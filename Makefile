@@ -1,0 +1,9 @@
+# Each target is one command of the daily work; CONTRIBUTING.md says when.
+.PHONY: build test format check bench demo
+
+build: ; CGO_ENABLED=0 go build -trimpath -o hearsay ./cmd/hearsay
+test: ; go test ./...
+format: ; go run mvdan.cc/gofumpt@v0.12.0 -w .
+check: ; bash .ci/run
+bench: ; go test -run '^$$' -bench . -benchtime 1s ./...
+demo: ; go run ./cmd/hearsay demo
