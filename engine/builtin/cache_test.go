@@ -124,98 +124,110 @@ func checkCache(t *rapid.T, c *cache, users []*user) {
 	}
 }
 
+// A cacheTest does the same things to the cache and to the naive one.
+type cacheTest struct {
+	cache *cache
+	naive *naiveCache
+	users []*user
+}
+
+func (c *cacheTest) user(t *rapid.T) *user {
+	if len(c.users) == 0 {
+		t.Skip("nobody")
+	}
+	return rapid.SampledFrom(c.users).Draw(t, "user")
+}
+
+// join lets a sequence begin with what the cache has of it.
+func (c *cacheTest) join(t *rapid.T) {
+	u := &user{}
+	for range rapid.IntRange(1, 5).Draw(t, "length") { // pages of one token each, so that prefixes meet
+		u.tokens = append(u.tokens, slices.Repeat([]int32{rapid.Int32Range(0, 1).Draw(t, "token")}, pageTokens)...)
+	}
+	want := c.naive.match(u.tokens)
+	var last *node
+	for {
+		n := c.cache.match(last, u.tokens[len(u.path)*pageTokens:])
+		if n == nil {
+			break
+		}
+		last, u.path = n, append(u.path, n)
+		c.naive.pages[prefixName(u.tokens[:len(u.path)*pageTokens])].refs++
+	}
+	if got := len(u.path) * pageTokens; got != want {
+		t.Fatalf("matched %d tokens, want %d", got, want)
+	}
+	c.users = append(c.users, u)
+}
+
+// fill lets a sequence take its next page, and mostly share it.
+func (c *cacheTest) fill(t *rapid.T) {
+	u := c.user(t)
+	if (len(u.path)+1)*pageTokens > len(u.tokens) {
+		t.Skip("full")
+	}
+	private := 0
+	for _, u := range c.users {
+		private += len(u.tail)
+	}
+	evicts := len(c.naive.pages)+private == c.cache.limit
+	available := c.cache.available()
+	page := c.cache.alloc()
+	if (page != nil) != (available > 0) {
+		t.Fatalf("%d pages were available and alloc gave one: %v", available, page != nil)
+	}
+	if page == nil {
+		return
+	}
+	if page[0] != 0 {
+		t.Fatal("a page was not zeroed")
+	}
+	page[0] = 1
+	if evicts {
+		c.naive.evict()
+	}
+	if len(u.tail) == 0 && rapid.IntRange(0, 3).Draw(t, "keep private") == 0 {
+		u.tail = append(u.tail, page)
+		return
+	}
+	var last *node
+	if len(u.path) > 0 {
+		last = u.path[len(u.path)-1]
+	}
+	at := len(u.path) * pageTokens
+	u.path = append(u.path, c.cache.insert(last, u.tokens[at:], page))
+	name := prefixName(u.tokens[:at+pageTokens])
+	if c.naive.pages[name] == nil {
+		c.naive.pages[name] = &naivePage{prefix: u.tokens[:at+pageTokens]}
+	}
+	c.naive.pages[name].refs++
+}
+
+// leave ends a sequence.
+func (c *cacheTest) leave(t *rapid.T) {
+	u := c.user(t)
+	for _, p := range u.tail {
+		c.cache.discard(p)
+	}
+	for n := len(u.path); n > 0; n-- {
+		c.naive.clock++
+		p := c.naive.pages[prefixName(u.tokens[:n*pageTokens])]
+		p.refs, p.left = p.refs-1, c.naive.clock
+	}
+	c.cache.release(u.path)
+	c.users = slices.DeleteFunc(c.users, func(other *user) bool { return other == u })
+}
+
 // Whatever sequences do, the tree matches what a list of prefixes would, counts
 // its references and pages, and evicts the oldest leaf that nobody uses.
 func TestCacheEqualsANaiveOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := newCache(rapid.IntRange(1, 12).Draw(t, "pages"), 1)
-		naive := &naiveCache{pages: map[string]*naivePage{}}
-		var users []*user
-		finish := func(i int) {
-			u := users[i]
-			for _, p := range u.tail {
-				c.discard(p)
-			}
-			for n := len(u.path); n > 0; n-- {
-				naive.clock++
-				p := naive.pages[prefixName(u.tokens[:n*pageTokens])]
-				p.refs, p.left = p.refs-1, naive.clock
-			}
-			c.release(u.path)
-			users = slices.Delete(users, i, i+1)
-		}
+		c := &cacheTest{cache: newCache(rapid.IntRange(1, 12).Draw(t, "pages"), 1), naive: &naiveCache{pages: map[string]*naivePage{}}}
 		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) { checkCache(t, c, users) },
-			"join": func(t *rapid.T) {
-				u := &user{}
-				for range rapid.IntRange(1, 5).Draw(t, "length") { // pages of one token each, so that prefixes meet
-					u.tokens = append(u.tokens, slices.Repeat([]int32{rapid.Int32Range(0, 1).Draw(t, "token")}, pageTokens)...)
-				}
-				want := naive.match(u.tokens)
-				var last *node
-				for {
-					n := c.match(last, u.tokens[len(u.path)*pageTokens:])
-					if n == nil {
-						break
-					}
-					last, u.path = n, append(u.path, n)
-					naive.pages[prefixName(u.tokens[:len(u.path)*pageTokens])].refs++
-				}
-				if got := len(u.path) * pageTokens; got != want {
-					t.Fatalf("matched %d tokens, want %d", got, want)
-				}
-				users = append(users, u)
-			},
-			"fill": func(t *rapid.T) {
-				if len(users) == 0 {
-					t.Skip("nobody")
-				}
-				u := users[rapid.IntRange(0, len(users)-1).Draw(t, "user")]
-				if (len(u.path)+1)*pageTokens > len(u.tokens) {
-					t.Skip("full")
-				}
-				private := 0
-				for _, u := range users {
-					private += len(u.tail)
-				}
-				free := len(naive.pages)+private < c.limit
-				before := c.available()
-				page := c.alloc()
-				if (page != nil) != (before > 0) {
-					t.Fatalf("%d pages were available and alloc gave one: %v", before, page != nil)
-				}
-				if page == nil {
-					return
-				}
-				if page[0] != 0 {
-					t.Fatal("a page was not zeroed")
-				}
-				page[0] = 1
-				if !free {
-					naive.evict()
-				}
-				if rapid.Bool().Draw(t, "keep private") && len(u.tail) == 0 {
-					u.tail = append(u.tail, page)
-					return
-				}
-				var last *node
-				if len(u.path) > 0 {
-					last = u.path[len(u.path)-1]
-				}
-				at := len(u.path) * pageTokens
-				u.path = append(u.path, c.insert(last, u.tokens[at:], page))
-				name := prefixName(u.tokens[:at+pageTokens])
-				if naive.pages[name] == nil {
-					naive.pages[name] = &naivePage{prefix: u.tokens[:at+pageTokens]}
-				}
-				naive.pages[name].refs++
-			},
-			"leave": func(t *rapid.T) {
-				if len(users) == 0 {
-					t.Skip("nobody")
-				}
-				finish(rapid.IntRange(0, len(users)-1).Draw(t, "user"))
-			},
+			"":      func(t *rapid.T) { checkCache(t, c.cache, c.users) },
+			"join":  c.join,
+			"fill":  c.fill,
+			"leave": c.leave,
 		})
 	})
 }

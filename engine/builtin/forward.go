@@ -178,9 +178,10 @@ func (m *model) attendTile(s *scratch, att, qkv []float32, pages [][]float32, po
 		for i, page := range block {
 			matmul(scores[i*size:][:size], m.keys(page, layer, head), query, hd)
 		}
-		s.softmax.block(scores, pos-first*pageTokens, group)
-		for d := range hd {
-			vek32.Mul_Inplace(out[d*cols:][:cols], s.softmax.shrink[:cols])
+		if s.softmax.block(scores, pos-first*pageTokens, group, first == 0) {
+			for d := range hd {
+				vek32.Mul_Inplace(out[d*cols:][:cols], s.softmax.shrink[:cols])
+			}
 		}
 		for i, page := range block {
 			matmul(part, m.values(page, layer, head), scores[i*size:][:size], pageTokens)

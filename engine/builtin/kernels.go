@@ -95,7 +95,9 @@ func exp(x []float32) {
 	if len(x)%8 != 0 {
 		panic("builtin: exp of a length that is not a multiple of eight")
 	}
-	vek32.MaximumNumber_Inplace(x, -87)
+	if vek32.Min(x) < -87 { // finding out is much cheaper than clamping
+		vek32.MaximumNumber_Inplace(x, -87)
+	}
 	vek32.Exp_Inplace(x)
 }
 
@@ -125,46 +127,71 @@ func rotate(x, cos, sin []float32) {
 	}
 }
 
-// A softmax runs over the columns of a matrix that comes in blocks of rows. It
-// keeps, per column, the highest score so far, the sum of the weights relative
-// to it, and what older weights have to be multiplied with after each block.
-type softmax struct{ peak, sum, shrink []float32 }
+// A softmax runs over the columns of a matrix that comes in blocks of rows. A
+// weight is e^(score - peak), where a column's peak is at most peakSlack below
+// its highest score so far. When a block raises a peak, what was summed before
+// it shrinks.
+type softmax struct{ peak, sum, shrink, top []float32 }
+
+// peakSlack spares most blocks the search for each column's highest score. With
+// it a sum over any context stays far below the largest float32.
+const peakSlack = 20
 
 func (x *softmax) reset(cols int) {
-	peak := grow(&x.peak, cols)
-	for i := range peak {
-		peak[i] = -math.MaxFloat32
-	}
+	clear(grow(&x.peak, cols))
 	clear(grow(&x.sum, cols))
+	grow(&x.top, cols)
 	clear(grow(&x.shrink, roundUp(cols, 8)))
 }
 
-// block turns scores into weights. Row t hides the first (t-from)*step columns,
-// whose weight becomes zero; a column hidden throughout keeps all it has, to the
-// bit, so blocks beyond its end may follow.
-func (x *softmax) block(s []float32, from, step int) {
+// block turns scores into weights; first says that no block came before. Row t
+// hides the first (t-from)*step columns, whose weights become zero. True means
+// that what the caller summed of each column has to be multiplied by shrink.
+// What happens to a column depends on that column alone, and one that is hidden
+// throughout keeps all it has, to the bit.
+func (x *softmax) block(s []float32, from, step int, first bool) (raised bool) {
 	cols := len(x.sum)
-	hidden := func(t int) int { return min(max(t-from, 0)*step, cols) }
 	rows := len(s) / cols
-	old := x.shrink[:cols]
-	copy(old, x.peak)
+	hidden := func(t int) int { return min(max(t-from, 0)*step, cols) }
 	for t := range rows {
 		row := s[t*cols:][:cols]
+		vek32.Sub_Inplace(row, x.peak)
 		for j := range hidden(t) {
 			row[j] = -math.MaxFloat32
 		}
-		vek32.Maximum_Inplace(x.peak, row)
 	}
-	for t := range rows {
-		vek32.Sub_Inplace(s[t*cols:][:cols], x.peak)
+	if first || vek32.Max(s) > peakSlack {
+		x.raise(s, first)
+		raised = !first
 	}
-	vek32.Sub_Inplace(old, x.peak)
-	exp(x.shrink)
 	exp(s)
-	vek32.Mul_Inplace(x.sum, old)
 	for t := range rows {
 		clear(s[t*cols:][:hidden(t)])
 		vek32.Add_Inplace(x.sum, s[t*cols:][:cols])
+	}
+	return raised
+}
+
+// raise lifts the peaks that need it to the highest score of the block.
+func (x *softmax) raise(s []float32, first bool) {
+	cols := len(x.sum)
+	copy(x.top, s[:cols])
+	for row := s; len(row) > 0; row = row[cols:] {
+		vek32.Maximum_Inplace(x.top, row[:cols])
+	}
+	for j, top := range x.top {
+		if !first && top <= peakSlack {
+			x.top[j] = 0
+		}
+		x.shrink[j] = -x.top[j]
+	}
+	for row := s; len(row) > 0; row = row[cols:] {
+		vek32.Sub_Inplace(row[:cols], x.top)
+	}
+	vek32.Add_Inplace(x.peak, x.top)
+	if !first {
+		exp(x.shrink)
+		vek32.Mul_Inplace(x.sum, x.shrink[:cols])
 	}
 }
 

@@ -75,6 +75,9 @@ func (s *scheduler) step() {
 	s.waiting = slices.DeleteFunc(s.waiting, gone)
 	s.admit()
 	s.plan()
+	if len(s.planned) == 0 {
+		return // all were cancelled
+	}
 	vocab := s.e.model.vocab
 	logits := grow(&s.logits, len(s.planned)*vocab)
 	runs := make([]run, len(s.planned))
