@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,7 +48,9 @@ func (e *stubEngine) match(prompt string) int {
 		}
 		best = max(best, n/stubToken)
 	}
-	e.cached = append(e.cached, prompt)
+	if !slices.Contains(e.cached, prompt) {
+		e.cached = append(e.cached, prompt)
+	}
 	e.served++
 	return best
 }

@@ -29,17 +29,27 @@ type demoFlags struct {
 	model    string
 	requests int
 	poll     time.Duration
+	extra    []string // flags of serve, for every node
 }
 
 func demoCommand() *cobra.Command {
 	var f demoFlags
 	cmd := &cobra.Command{
-		Use:   "demo",
+		Use:   "demo [flags] [-- flags of serve]",
 		Short: "Run a cluster of nodes on this machine and show each request",
 		Long: "Demo starts serve processes on loopback, each with the built-in engine, joined through the first.\n" +
-			"It sends a few prompts of its own, then shows every request that you send. Ctrl-C ends all of it.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), cmd.OutOrStdout()) },
+			"It sends a few prompts of its own, then shows every request that you send. Ctrl-C ends all of it.\n" +
+			"What follows -- goes to every node: hearsay demo -- --link-delay 20ms",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && cmd.ArgsLenAtDash() != 0 {
+				return fmt.Errorf("unknown argument %q; flags for every node come after --", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.extra = args
+			return f.run(cmd.Context(), cmd.OutOrStdout())
+		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
@@ -96,7 +106,7 @@ func (f *demoFlags) show(ctx context.Context, nodes []*child, screen *screen) er
 	if err := f.waitReady(ctx, nodes); err != nil {
 		return err
 	}
-	f.introduce(screen)
+	f.introduce(nodes, screen)
 	if f.requests > 0 {
 		if err := f.drive(ctx, screen); err != nil {
 			return err
@@ -129,7 +139,7 @@ func (f *demoFlags) serveArgs(i int) []string {
 	if f.model != "" {
 		args = append(args, "--model", f.model)
 	}
-	return args
+	return append(args, f.extra...)
 }
 
 // checkPorts finds out about a taken port while one sentence can still say so.
@@ -186,10 +196,10 @@ func knows(s daemon.Status, peers int) bool {
 	return heard == peers
 }
 
-func (f *demoFlags) introduce(s *screen) {
+func (f *demoFlags) introduce(nodes []*child, s *screen) {
 	s.printf("%d nodes serve the OpenAI API, each with the built-in engine, policy %s:\n", f.nodes, f.policy)
 	for i := range f.nodes {
-		s.printf("  %-4s http://%s\n", f.name(i), f.api(i))
+		s.printf("  %-4s http://%s  pid %d\n", f.name(i), f.api(i), nodes[i].cmd.Process.Pid)
 	}
 	s.printf("\nTry any of them:\n  curl http://%s/v1/completions -H 'Content-Type: application/json' \\\n"+
 		"    -d '{\"prompt\": \"In the beginning\", \"max_tokens\": 40, \"temperature\": 0}'\n"+

@@ -1,0 +1,378 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hearsay-project/hearsay/engine/builtin"
+)
+
+// asProgram makes the test binary behave as hearsay itself, so that a demo
+// started by a test can start its nodes.
+const asProgram = "HEARSAY_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		os.Exit(run())
+	}
+	os.Exit(m.Run())
+}
+
+// program is hearsay with these arguments, not yet started.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// demo is a running `hearsay demo` of four nodes.
+type demo struct {
+	cmd   *exec.Cmd
+	urls  []string
+	pids  []int
+	mu    sync.Mutex
+	lines []string
+	last  map[string]time.Time // when a line with this text was last printed
+	done  chan struct{}
+}
+
+var nodeLine = regexp.MustCompile(`^  n\d+ +(http://\S+)  pid (\d+)$`)
+
+func startDemo(t *testing.T, args ...string) *demo {
+	t.Helper()
+	d := &demo{done: make(chan struct{}), last: map[string]time.Time{}}
+	d.cmd = program(t, append([]string{
+		"demo", "--requests", "0",
+		"--port", strconv.Itoa(freePorts(t, 4)), "--peer-port", strconv.Itoa(freePorts(t, 4)),
+	}, args...)...)
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.cmd.Stderr = os.Stderr
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.cmd.Process.Kill() })
+	ready := make(chan struct{})
+	go d.read(out, ready)
+	select {
+	case <-ready:
+	case <-d.done:
+		t.Fatalf("the demo ended:\n%s", d.text())
+	}
+	return d
+}
+
+// read takes in what the demo prints until it ends; ready is closed at the
+// head of the live lines.
+func (d *demo) read(out io.Reader, ready chan<- struct{}) {
+	defer close(d.done)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		line := lines.Text()
+		d.mu.Lock()
+		d.lines = append(d.lines, line)
+		if m := nodeLine.FindStringSubmatch(line); m != nil {
+			pid, _ := strconv.Atoi(m[2])
+			d.urls, d.pids = append(d.urls, m[1]), append(d.pids, pid)
+		}
+		if strings.Contains(line, "served elsewhere") {
+			d.last["served elsewhere"] = time.Now()
+		}
+		d.mu.Unlock()
+		if strings.HasPrefix(line, "entry") {
+			close(ready)
+		}
+	}
+}
+
+func (d *demo) text() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return strings.Join(d.lines, "\n")
+}
+
+// stop presses Ctrl-C and checks that nothing stays behind.
+func (d *demo) stop(t *testing.T) {
+	t.Helper()
+	if err := d.cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	<-d.done
+	if err := d.cmd.Wait(); err != nil {
+		t.Errorf("the demo ended with %v:\n%s", err, d.text())
+	}
+	for _, pid := range d.pids {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("process %d stayed behind: %v", pid, err)
+		}
+	}
+}
+
+// freePorts finds n free ports in a row on loopback.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for range 100 {
+		var held []net.Listener
+		base := 0
+		for i := range n {
+			l, err := net.Listen("tcp", loopback(base))
+			if err != nil {
+				break
+			}
+			held = append(held, l)
+			if i == 0 {
+				base = l.Addr().(*net.TCPAddr).Port
+			}
+			base++
+		}
+		for _, l := range held {
+			l.Close()
+		}
+		if len(held) == n {
+			return base - n
+		}
+	}
+	t.Fatalf("no %d free ports in a row", n)
+	return 0
+}
+
+// question is one request and the text that a lone engine answers.
+type question struct{ body, want string }
+
+func questions(t *testing.T, n int) []question {
+	t.Helper()
+	e, err := builtin.Open(builtin.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var list []question
+	for i := range n {
+		topic := []string{"whales", "kings", "treaties", "ships", "prophets"}[i%5]
+		prompt := strings.Repeat("It is written of "+topic+" that they are many. ", 8) + fmt.Sprint("Chapter ", i, ":")
+		stream, err := e.Generate(t.Context(), builtin.Request{Prompt: e.Encode(prompt), MaxTokens: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want strings.Builder
+		for text, ok := stream.Next(); ok; text, ok = stream.Next() {
+			want.WriteString(text)
+		}
+		body, _ := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": 4, "temperature": 0})
+		list = append(list, question{string(body), want.String()})
+	}
+	return list
+}
+
+func ask(url string, q question) error {
+	resp, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(q.body))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	var answer struct{ Choices []struct{ Text string } }
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, &answer); err != nil || len(answer.Choices) != 1 {
+		return fmt.Errorf("status %d: %s", resp.StatusCode, data)
+	}
+	if got := answer.Choices[0].Text; got != q.want {
+		return fmt.Errorf("answered %q, want %q", got, q.want)
+	}
+	return nil
+}
+
+// A node that dies in the middle of 200 requests, most of which would go to
+// it, costs no answer and changes none.
+func TestDemoOutlivesANode(t *testing.T) {
+	list := questions(t, 205)
+	d := startDemo(t)
+	defer d.stop(t)
+	const victim = 1
+	for _, q := range list[200:] { // makes the victim the specialist of every topic
+		if err := ask(d.urls[victim], q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list = list[:200]
+	var next, wrong atomic.Int64
+	var killed atomic.Int64
+	var clients sync.WaitGroup
+	for client := range 4 {
+		entry := d.urls[[]int{0, 2, 3, 0}[client]]
+		clients.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(len(list)) {
+					return
+				}
+				if i == 100 {
+					if err := syscall.Kill(d.pids[victim], syscall.SIGKILL); err != nil {
+						t.Error(err)
+					}
+					killed.Store(time.Now().UnixNano())
+				}
+				if err := ask(entry, list[i]); err != nil {
+					wrong.Add(1)
+					t.Errorf("request %d at %s: %v", i, entry, err)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	d.mu.Lock()
+	last := d.last["served elsewhere"]
+	d.mu.Unlock()
+	t.Logf("%d of %d answers right; last request to the dead node set aside %v after SIGKILL",
+		int64(len(list))-wrong.Load(), len(list), last.Sub(time.Unix(0, killed.Load())))
+	if !strings.Contains(d.text(), " n2 ") {
+		t.Error("the victim served nothing: the test tests nothing")
+	}
+}
+
+// A demo whose own process is killed leaves no node behind.
+func TestDemoKilledLeavesNothing(t *testing.T) {
+	d := startDemo(t)
+	if err := d.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.done // the nodes hold the pipe's other end no longer
+	_ = d.cmd.Wait()
+	for _, pid := range d.pids {
+		if err := waitGone(pid); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// waitGone waits until a process that is not our child has ended.
+func waitGone(pid int) error {
+	deadline := time.Now().Add(20 * time.Second)
+	for time.Now().Before(deadline) {
+		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return nil
+		}
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && bytes.Contains(stat, []byte(") Z ")) {
+			return nil // ended, and its new parent has not looked yet
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("process %d stayed behind", pid)
+}
+
+// Each mistake of an operator is one sentence with the remedy, and exit 2.
+func TestMisuse(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	dir := t.TempDir()
+	config := dir + "/hearsay.yaml"
+	if err := os.WriteFile(config, []byte("listen: 127.0.0.1:0\npolicy: longest\nfrobnicate: 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"demo --nodes 1 --port " + port, "127.0.0.1:" + port + " is taken by another program; choose other ports with --port"},
+		{"demo --nodes 1 --port 0 --peer-port " + port, "choose other ports with --peer-port"},
+		{"demo --nodes 0", "--nodes: 0 is not between 1 and 64"},
+		{"demo --policy best", `unknown policy "best"; choose one of local, longest, longest+pushback`},
+		{"serve --listen 127.0.0.1:" + port, "is taken by another program; choose another with --listen"},
+		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:" + port, "choose another with --peer-listen"},
+		{"serve --listen 127.0.0.1:0 --peer-listen 0.0.0.0:0", "--insecure-peers"},
+		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --engine vllm", "is not a URL such as http://127.0.0.1:30000"},
+		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --model /nowhere.gguf", "/nowhere.gguf"},
+		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --poll 1ms", "choose between 20ms and"},
+		{"serve --gossip shout", `there is no mode "shout"`},
+		{"serve --peer-cert x", "--peer-"},
+		{"serve --cluster-key /nowhere", "--cluster-key"},
+		{"serve --log-level loud", `"loud" is none of debug, info, warn, error`},
+		{"serve --config /nowhere.yaml", "--config"},
+		{"serve --config " + config, "there is no flag --frobnicate"},
+		{"serve extra", "unknown"},
+		{"demo extra", "come after --"},
+		{"sing", "unknown command"},
+		{"bench --workload poems", "poems"},
+		{"serve --no-such-flag", "unknown flag: --no-such-flag"},
+	} {
+		cmd := program(t, strings.Fields(c.args)...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		err := cmd.Run()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(stderr.String(), c.want) || strings.Count(stderr.String(), "\n") > 2 {
+			t.Errorf("hearsay %s: %v, want exit 2 and %q, got\n%s", c.args, err, c.want, stderr.String())
+		}
+	}
+}
+
+// What cannot be done is exit 1, and says what to try.
+func TestFailure(t *testing.T) {
+	for args, want := range map[string]string{
+		"status --node " + loopback(freePorts(t, 1)):                 "give its API address with --node",
+		"demo --nodes 1 --port 0 --peer-port 0 -- --poll 1ms":        "choose between 20ms and",
+		"demo --nodes 1 --port 0 --peer-port 0 --model /nowhere.bin": "/nowhere.bin",
+	} {
+		out, err := program(t, strings.Fields(args)...).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), want) {
+			t.Errorf("hearsay %s: %v, want exit 1 and %q, got\n%s", args, err, want, out)
+		}
+	}
+}
+
+// Flags come from the command line, else from the environment, else from the file.
+func TestFlagSources(t *testing.T) {
+	config := t.TempDir() + "/hearsay.yaml"
+	if err := os.WriteFile(config, []byte("policy: longest\npoll: 2s\nlink-delay: 3ms\njoin:\n  - 127.0.0.1:1\n  - 127.0.0.1:2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("HEARSAY_POLICY", "local")
+	t.Setenv("HEARSAY_POLL", "3s")
+	cmd := serveCommand()
+	if err := cmd.ParseFlags([]string{"--config", config, "--policy", "longest+pushback"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fillFlags(cmd); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"policy": "longest+pushback", "poll": "3s", "link-delay": "3ms", "join": "[127.0.0.1:1,127.0.0.1:2]",
+	} {
+		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
+			t.Errorf("--%s is %s, want %s", name, got, want)
+		}
+	}
+	t.Setenv("HEARSAY_POLL", "soon")
+	if err := fillFlags(serveCommand()); err == nil || !strings.Contains(err.Error(), `HEARSAY_POLL="soon"`) {
+		t.Errorf("a bad environment variable: %v", err)
+	}
+}
