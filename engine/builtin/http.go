@@ -29,40 +29,49 @@ const (
 //	POST /tokenize              {"prompt"} or {"messages"}, as vLLM does
 //	POST /detokenize            {"tokens"}, as vLLM does
 //
-// A request whose client has gone leaves the batch within one step.
+// A request whose client has gone leaves the batch within one step. A stream
+// that fails after its first token panics with http.ErrAbortHandler, with which
+// net/http cuts the connection, so that nobody takes what came for the whole.
 func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	method, serve := http.MethodPost, (func(http.ResponseWriter, *http.Request, object) *apiError)(nil)
-	switch r.URL.Path {
-	case "/v1/chat/completions":
-		serve = func(w http.ResponseWriter, r *http.Request, o object) *apiError { return e.complete(w, r, o, true) }
-	case "/v1/completions":
-		serve = func(w http.ResponseWriter, r *http.Request, o object) *apiError { return e.complete(w, r, o, false) }
-	case "/tokenize":
-		serve = e.tokenize
-	case "/detokenize":
-		serve = e.detokenize
-	case "/v1/models":
-		method, serve = http.MethodGet, e.listModels
-	default:
-		(&apiError{status: http.StatusNotFound, kind: "invalid_request_error", text: "there is nothing at " + r.URL.Path}).write(w)
-		return
-	}
-	if r.Method != method {
-		w.Header().Set("Allow", method)
-		(&apiError{status: http.StatusMethodNotAllowed, kind: "invalid_request_error", text: fmt.Sprintf("%s takes %s, not %s", r.URL.Path, method, r.Method)}).write(w)
-		return
-	}
+	method, serve := e.endpoint(r.URL.Path)
+	var failed *apiError
 	var body object
-	if method == http.MethodPost {
-		var err *apiError
-		if body, err = readObject(w, r); err != nil {
-			err.write(w)
-			return
-		}
+	switch {
+	case serve == nil:
+		failed = badRequest("", "there is nothing at %s", r.URL.Path)
+		failed.status = http.StatusNotFound
+	case r.Method != method:
+		w.Header().Set("Allow", method)
+		failed = badRequest("", "%s takes %s, not %s", r.URL.Path, method, r.Method)
+		failed.status = http.StatusMethodNotAllowed
+	case method == http.MethodPost:
+		body, failed = readObject(w, r)
 	}
-	if err := serve(w, r, body); err != nil {
-		err.write(w)
+	if failed == nil {
+		failed = serve(w, r, body)
 	}
+	if failed != nil {
+		failed.write(w)
+	}
+}
+
+// A handler answers a request whose body, if it has one, is body.
+type handler func(w http.ResponseWriter, r *http.Request, body object) *apiError
+
+func (e *Engine) endpoint(path string) (method string, serve handler) {
+	switch path {
+	case "/v1/chat/completions":
+		return http.MethodPost, e.completeChat
+	case "/v1/completions":
+		return http.MethodPost, e.completeText
+	case "/v1/models":
+		return http.MethodGet, e.listModels
+	case "/tokenize":
+		return http.MethodPost, e.tokenize
+	case "/detokenize":
+		return http.MethodPost, e.detokenize
+	}
+	return "", nil
 }
 
 func readObject(w http.ResponseWriter, r *http.Request) (object, *apiError) {
@@ -83,12 +92,19 @@ func readObject(w http.ResponseWriter, r *http.Request) (object, *apiError) {
 	return o, nil
 }
 
+func (e *Engine) completeChat(w http.ResponseWriter, r *http.Request, body object) *apiError {
+	return e.complete(w, r, body, &call{chat: true})
+}
+
+func (e *Engine) completeText(w http.ResponseWriter, r *http.Request, body object) *apiError {
+	return e.complete(w, r, body, &call{})
+}
+
 // complete serves the two generating endpoints. Nothing is sent before the
 // first token, so that a failure until then has its own status.
-func (e *Engine) complete(w http.ResponseWriter, r *http.Request, o object, chat bool) *apiError {
-	c, failed := e.parseCall(o, chat)
-	if failed != nil {
-		return failed
+func (e *Engine) complete(w http.ResponseWriter, r *http.Request, body object, c *call) *apiError {
+	if err := e.parseCall(c, body); err != nil {
+		return err
 	}
 	stream, err := e.Generate(r.Context(), c.Request)
 	if err != nil {
@@ -104,11 +120,14 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request, o object, chat
 	w.Header().Set(headerCachedTokens, strconv.Itoa(stream.CachedTokens()))
 	a := answer{call: c, stream: stream, w: w, head: response{Created: time.Now().Unix(), Model: e.name}}
 	a.head.ID, a.head.Object = answerID("cmpl-"), "text_completion"
-	if chat {
+	if c.chat {
 		a.head.ID, a.head.Object = answerID("chatcmpl-"), "chat.completion"
 	}
 	if c.stream {
 		a.sendStream(text, ok)
+		if _, err := stream.Finish(); err != nil && r.Context().Err() == nil {
+			panic(http.ErrAbortHandler)
+		}
 		return nil
 	}
 	return a.sendWhole(text, ok)
@@ -185,7 +204,7 @@ func (a *answer) sendStream(text string, ok bool) {
 	}
 	reason, err := a.stream.Finish()
 	if err != nil {
-		panic(http.ErrAbortHandler) // cuts the connection: the client must not take this for the end
+		return
 	}
 	last := choice{Finish: &reason, Delta: &message{}}
 	if !a.chat {
@@ -240,9 +259,9 @@ func (e *Engine) tokenize(w http.ResponseWriter, _ *http.Request, o object) *api
 	if err != nil {
 		return err
 	}
-	ids := e.tok.prompt(text)
-	if ids == nil {
-		ids = []int32{}
+	ids, err := e.encode("prompt", text)
+	if err != nil {
+		return err
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": e.Context(), "tokens": ids})
 	return nil
@@ -253,8 +272,8 @@ func (e *Engine) detokenize(w http.ResponseWriter, _ *http.Request, o object) *a
 	if err := o.get("tokens", &ids, "a list of token ids"); err != nil {
 		return err
 	}
-	if err := e.checkTokens("tokens", ids); err != nil {
-		return err
+	if err := e.tok.check(ids); err != nil {
+		return badRequest("tokens", "%v", err)
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"prompt": valid(e.tok.text(ids))})
 	return nil

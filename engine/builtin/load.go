@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -18,6 +19,7 @@ var tinyModel []byte
 const (
 	tinyName    = "hearsay-tiny"
 	tinyContext = 8192
+	maxRandom   = 1 << 27 // bounds a random model to about 6 GB of weights
 )
 
 // loadModel opens what Config.Model and Config.Tokenizer name, and gives the
@@ -36,10 +38,11 @@ func loadModel(path, tokenizerPath string) (*model, *tokenizer, string, error) {
 	if err != nil || !random {
 		return m, tok, tinyName, err
 	}
-	var dim, layers int
-	var rest string
-	if n, _ := fmt.Sscanf(size+" .", "%dx%d %s", &dim, &layers, &rest); n != 3 || dim < 16 || dim > 8192 || dim%8 != 0 || layers < 1 || layers > 128 {
-		return nil, nil, "", fmt.Errorf("model %s: write random:DIMxLAYERS, a width from 16 to 8192 in steps of 8 and 1 to 128 layers, as in random:512x8", path)
+	width, depth, _ := strings.Cut(size, "x")
+	dim, err1 := strconv.Atoi(width)
+	layers, err2 := strconv.Atoi(depth)
+	if err1 != nil || err2 != nil || dim < 16 || dim > 8192 || dim%8 != 0 || layers < 1 || layers > 128 || dim*dim*layers > maxRandom {
+		return nil, nil, "", fmt.Errorf("model %s: write random:DIMxLAYERS, with DIM from 16 to 8192 in steps of 8, up to 128 LAYERS and DIM x DIM x LAYERS up to %d, as in random:512x8", path, maxRandom)
 	}
 	m, err = randomModel(dim, layers, len(tok.pieces))
 	return m, tok, strings.ReplaceAll(path, ":", "-"), err

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"unicode/utf8"
 )
 
 // An object is a JSON object whose keys are matched exactly, unlike those of a
@@ -61,27 +62,38 @@ type call struct {
 	usage  bool // stream_options.include_usage
 }
 
-// parseCall reads what this engine knows of OpenAI's fields, and leaves the
-// rest alone: penalties, tools and formats are beyond its models.
-func (e *Engine) parseCall(o object, chat bool) (*call, *apiError) {
-	c := &call{chat: chat}
+// parseCall reads what this engine knows of OpenAI's fields into c, and leaves
+// the rest alone: penalties, tools and formats are beyond its models.
+func (e *Engine) parseCall(c *call, o object) *apiError {
 	if err := e.checkModel(o); err != nil {
-		return nil, err
+		return err
 	}
 	if err := c.parseOptions(o); err != nil {
-		return nil, err
-	}
-	if chat {
-		text, err := renderChat(o["messages"])
-		if err != nil {
-			return nil, err
-		}
-		c.Prompt, c.TrimSpace = e.tok.prompt(text), true
-		return c, nil
+		return err
 	}
 	var err *apiError
-	c.Prompt, err = e.parsePrompt(o["prompt"])
-	return c, err
+	if !c.chat {
+		c.Prompt, err = e.parsePrompt(o["prompt"])
+		return err
+	}
+	text, err := renderChat(o["messages"])
+	if err != nil {
+		return err
+	}
+	c.TrimSpace = true
+	c.Prompt, err = e.encode("messages", text)
+	return err
+}
+
+// encode gives the prompt's tokens. A text that is too long whatever its tokens
+// are costs nothing.
+func (e *Engine) encode(param, text string) ([]int32, *apiError) {
+	if limit := e.Context() * max(e.tok.longest, utf8.UTFMax); len(text) > limit {
+		err := badRequest(param, "the prompt has %d bytes, and %d tokens cannot hold more than %d; shorten it", len(text), e.Context(), limit)
+		err.code = "context_length_exceeded"
+		return nil, err
+	}
+	return e.tok.prompt(text), nil
 }
 
 func (e *Engine) checkModel(o object) *apiError {
@@ -170,22 +182,16 @@ func (e *Engine) parsePrompt(raw json.RawMessage) ([]int32, *apiError) {
 	var ids []int32
 	switch {
 	case json.Unmarshal(raw, &text) == nil && text != nil:
-		return e.tok.prompt(*text), nil
+		return e.encode("prompt", *text)
 	case json.Unmarshal(raw, &texts) == nil && len(texts) == 1:
-		return e.tok.prompt(texts[0]), nil
+		return e.encode("prompt", texts[0])
 	case json.Unmarshal(raw, &ids) == nil && len(ids) > 0:
-		return ids, e.checkTokens("prompt", ids)
+		if err := e.tok.check(ids); err != nil {
+			return nil, badRequest("prompt", "%v", err)
+		}
+		return ids, nil
 	}
 	return nil, badRequest("prompt", "prompt must be a string, a list of one string, or a list of token ids")
-}
-
-func (e *Engine) checkTokens(param string, ids []int32) *apiError {
-	for _, id := range ids {
-		if id < 0 || int(id) >= len(e.tok.pieces) {
-			return badRequest(param, "token %d is outside the vocabulary of %d", id, len(e.tok.pieces))
-		}
-	}
-	return nil
 }
 
 // usageJSON is OpenAI's usage object.

@@ -49,13 +49,11 @@ type Stream struct{ seq *sequence }
 // Generate queues a request. It fails at once with ErrQueueFull, ErrClosed or a
 // *ContextError; once it has not, the stream ends.
 func (e *Engine) Generate(ctx context.Context, r Request) (*Stream, error) {
-	for _, t := range r.Prompt {
-		if t < 0 || int(t) >= e.model.vocab {
-			return nil, fmt.Errorf("token %d is outside the vocabulary of %d", t, e.model.vocab)
-		}
-	}
 	if len(r.Prompt) == 0 {
 		return nil, errors.New("the prompt is empty")
+	}
+	if err := e.tok.check(r.Prompt); err != nil {
+		return nil, err
 	}
 	room := e.Context() - len(r.Prompt)
 	if room < max(r.MaxTokens, 1) {

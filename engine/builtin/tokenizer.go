@@ -76,9 +76,19 @@ func newTokenizer(pieces []string, scores []float32, kinds []int32, unk, bos, eo
 	return t, nil
 }
 
+// check refuses ids that are no tokens.
+func (t *tokenizer) check(ids []int32) error {
+	for _, id := range ids {
+		if id < 0 || int(id) >= len(t.pieces) {
+			return fmt.Errorf("token %d is outside the vocabulary of %d", id, len(t.pieces))
+		}
+	}
+	return nil
+}
+
 // prompt gives the tokens of a whole prompt: the beginning, a space, the text.
 func (t *tokenizer) prompt(text string) []int32 {
-	var ids []int32
+	ids := []int32{}
 	if t.addBOS {
 		ids = append(ids, t.bos)
 	}
