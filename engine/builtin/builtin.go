@@ -93,7 +93,7 @@ type Engine struct {
 type Load struct {
 	Running       int // sequences in the batch
 	Waiting       int // requests that wait to join it
-	PrefillTokens int // prompt tokens still to compute, of both
+	PrefillTokens int // prompt tokens still to compute, of both, before the cache is asked for those that wait
 	KVTokensUsed  int // tokens of KV memory that hold something, cached or in use
 	KVTokens      int // capacity
 }
@@ -101,7 +101,7 @@ type Load struct {
 // Open loads the model and starts the engine. The caller must Close it. An error
 // names the file, what was found in it and what is supported.
 func Open(c Config) (*Engine, error) {
-	e, err := load(c)
+	e, err := newEngine(c)
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +109,8 @@ func Open(c Config) (*Engine, error) {
 	return e, nil
 }
 
-// load is Open without the scheduler.
-func load(c Config) (*Engine, error) {
+// newEngine is Open without the scheduler.
+func newEngine(c Config) (*Engine, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err

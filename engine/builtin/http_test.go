@@ -79,7 +79,7 @@ func TestCompletion(t *testing.T) {
 	want := `{"id":"cmpl","object":"text_completion","model":"hearsay-tiny","choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length"}],
 		"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":0}}}`
 	for _, prompt := range []string{`"In the beginning"`, `["In the beginning"]`, `[1,733,262,928,263,935,290]`} {
-		status, header, body := post(t, s, "/v1/completions", `{"model":"hearsay-tiny","prompt":`+prompt+`,"max_tokens":5,"temperature":0}`)
+		status, header, body := post(t, s, "/v1/completions", `{"model":"hearsay-tiny","prompt":`+prompt+`,"max_tokens":5,"max_completion_tokens":null,"temperature":0}`)
 		if status != 200 || header.Get("Hearsay-Prompt-Tokens") != "7" || header.Get("Hearsay-Cached-Tokens") != "0" || header.Get("Content-Type") != "application/json" {
 			t.Errorf("%d %v", status, header)
 		}

@@ -16,7 +16,7 @@ type object map[string]json.RawMessage
 // get decodes a field. An absent one and null leave v as it is.
 func (o object) get(name string, v any, want string) *apiError {
 	raw := o[name]
-	if raw == nil || json.Unmarshal(raw, v) == nil {
+	if raw == nil || string(raw) == "null" || json.Unmarshal(raw, v) == nil {
 		return nil
 	}
 	return badRequest(name, "%s must be %s", name, want)

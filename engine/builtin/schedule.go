@@ -30,6 +30,7 @@ func (s *scheduler) run() {
 	defer close(s.e.done)
 	for s.collect() {
 		if len(s.waiting)+len(s.running) == 0 {
+			s.planned = nil // holds on to requests
 			<-s.e.wake
 			continue
 		}
@@ -113,7 +114,7 @@ func (s *scheduler) admit() {
 			return
 		}
 		promised += need
-		s.waiting = s.waiting[1:]
+		s.waiting = slices.Delete(s.waiting, 0, 1)
 		s.running = append(s.running, q)
 	}
 }
