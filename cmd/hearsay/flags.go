@@ -35,15 +35,18 @@ func addGroups(cmd *cobra.Command, groups ...flagGroup) {
 	})
 }
 
-// fillFlags sets the flags that the command line left alone: from the
-// environment, then from the YAML file that --config names.
+// fillFlags sets the flags that the command line left alone, in a command that
+// has --config: from the environment, then from the YAML file that it names.
 func fillFlags(cmd *cobra.Command) error {
 	flags := cmd.Flags()
+	file := flags.Lookup("config")
+	if file == nil {
+		return nil
+	}
 	if err := fillFromEnvironment(flags); err != nil {
 		return err
 	}
-	file := flags.Lookup("config")
-	if file == nil || file.Value.String() == "" {
+	if file.Value.String() == "" {
 		return nil
 	}
 	return fillFromFile(flags, file.Value.String())
