@@ -1,5 +1,5 @@
 # Each target is one command of the daily work; CONTRIBUTING.md says when.
-.PHONY: build test format check bench demo
+.PHONY: build test format check bench demo experiments
 
 build: ; CGO_ENABLED=0 go build -trimpath -o hearsay ./cmd/hearsay
 test: ; go test ./...
@@ -7,3 +7,4 @@ format: ; go run mvdan.cc/gofumpt@v0.12.0 -w .
 check: ; bash .ci/run
 bench: ; go test -run '^$$' -bench . -benchtime 1s ./...
 demo: ; go run ./cmd/hearsay demo
+experiments: ; experiments/policies.sh

@@ -77,7 +77,7 @@ func (f *serveFlags) groups() []flagGroup {
 			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
 			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
 			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
-			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 32768, "capacity of the engine's KV cache in `tokens`")
+			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 0, "capacity of the engine's KV cache in `tokens`; 0 is 32768 for builtin, and unknown for others")
 			s.IntVar(&f.builtin.Context, "context", 0, "builtin: longest prompt and answer in `tokens`; 0 is the model's default")
 		}),
 		group("Routing", func(s *pflag.FlagSet) {
@@ -168,7 +168,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 		cfg.Node.Name = defaultName(cfg.Mesh.Listener.Addr())
 	}
 	cfg.Node.Life = uint64(time.Now().UnixNano())
-	cfg.Engine, closeEngine, err = f.openEngine()
+	cfg.Engine, closeEngine, err = f.openEngine(&cfg.Node.CapacityTokens)
 	return cfg, closeEngine, err
 }
 
@@ -192,7 +192,9 @@ func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
 	return nil
 }
 
-func (f *serveFlags) openEngine() (http.RoundTripper, func() error, error) {
+// openEngine opens the engine that --engine names and, if it is ours, sets how
+// many tokens it can cache.
+func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error, error) {
 	if f.engine != "builtin" {
 		remote, err := engine.OpenRemote(f.engine)
 		if err != nil {
@@ -200,11 +202,12 @@ func (f *serveFlags) openEngine() (http.RoundTripper, func() error, error) {
 		}
 		return remote, remote.Close, nil
 	}
-	f.builtin.KVTokens = f.node.CapacityTokens
+	f.builtin.KVTokens = *capacity
 	e, err := builtin.Open(f.builtin)
 	if err != nil {
-		return nil, nil, misuse("--model: %w", err)
+		return nil, nil, misuse("--engine builtin: %w", err)
 	}
+	*capacity = e.Load().KVTokens
 	return engine.Local{Handler: e}, e.Close, nil
 }
 
