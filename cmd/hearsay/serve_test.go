@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hearsay-project/hearsay/daemon"
+	"github.com/hearsay-project/hearsay/engine/builtin"
+	"github.com/hearsay-project/hearsay/node"
+)
+
+// authority signs peers' certificates.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{dir: t.TempDir()}
+	a.cert, a.key = a.sign(t, "ca", true)
+	return a
+}
+
+// sign writes NAME.pem and NAME.key.
+func (a *authority) sign(t *testing.T, name string, isCA bool) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: isCA, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	parent, parentKey := template, key
+	if !isCA {
+		parent, parentKey = a.cert, a.key
+		template.KeyUsage, template.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{
+		name + ".pem": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER},
+	} {
+		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+// flags of a node that shows a certificate of this authority.
+func (a *authority) flags(name string) []string {
+	return []string{
+		"--peer-cert", filepath.Join(a.dir, name+".pem"), "--peer-key", filepath.Join(a.dir, name+".key"),
+		"--peer-ca", filepath.Join(a.dir, "ca.pem"),
+	}
+}
+
+// startServe runs one node until the test ends and returns its API's URL.
+func startServe(t *testing.T, name string, peers int, args ...string) string {
+	t.Helper()
+	api := freePorts(t, 1)
+	cmd := program(t, append([]string{
+		"serve", "--name", name, "--listen", loopback(api), "--peer-listen", loopback(peers), "--policy", "longest", "--poll", "50ms",
+	}, args...)...)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopServe(t, cmd, &log) })
+	return "http://" + loopback(api)
+}
+
+func stopServe(t *testing.T, cmd *exec.Cmd, log *bytes.Buffer) {
+	_ = cmd.Process.Signal(os.Interrupt)
+	if err := cmd.Wait(); err != nil || t.Failed() {
+		t.Errorf("%v ended with %v:\n%s", cmd.Args, err, log)
+	}
+}
+
+// believes waits until a node believes what it should of a peer.
+func believes(ctx context.Context, url, peer string, what func(daemon.PeerStatus) bool) bool {
+	for ctx.Err() == nil {
+		if s, err := fetchStatus(ctx, url); err == nil {
+			for _, p := range s.Peers {
+				if p.Name == peer && what(p) {
+					return true
+				}
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return false
+}
+
+func alive(p daemon.PeerStatus) bool     { return p.State == node.Alive }
+func hasCached(p daemon.PeerStatus) bool { return p.TreeBlocks > 0 }
+
+// Nodes started by hand with certificates find each other and forward; one with
+// a certificate of another authority is not let in, and serves alone.
+func TestServeWithCertificates(t *testing.T) {
+	ours, foreign := newAuthority(t), newAuthority(t)
+	for _, name := range []string{"a", "b"} {
+		ours.sign(t, name, false)
+	}
+	foreign.sign(t, "x", false)
+	e, err := builtin.Open(builtin.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	behind := httptest.NewServer(e) // a real engine behind a URL
+	defer behind.Close()
+
+	seed := freePorts(t, 1)
+	a := startServe(t, "a", seed, append(ours.flags("a"), "--engine", behind.URL)...)
+	b := startServe(t, "b", freePorts(t, 1), append(ours.flags("b"), "--join", loopback(seed))...)
+	x := startServe(t, "x", freePorts(t, 1), append(foreign.flags("x"), "--join", loopback(seed))...)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if !believes(ctx, a, "b", alive) || !believes(ctx, b, "a", alive) {
+		t.Fatal("the nodes did not find each other")
+	}
+	list := questions(t, 6)
+	if err := ask(a, list[0]); err != nil {
+		t.Error(err)
+	}
+	if !believes(ctx, b, "a", hasCached) {
+		t.Fatal("b did not hear what a has cached")
+	}
+	if err := ask(b, list[5]); err != nil { // of the same topic
+		t.Error(err)
+	}
+	s, err := fetchStatus(ctx, b)
+	if err != nil || s.There.Requests != 1 || s.There.CachedTokens == 0 {
+		t.Errorf("b found nothing cached at a: %+v, %v", s.There, err)
+	}
+	if err := ask(x, list[0]); err != nil {
+		t.Errorf("the stranger does not serve alone: %v", err)
+	}
+	if s, err := fetchStatus(ctx, x); err != nil || len(s.Peers) != 0 {
+		t.Errorf("the stranger was let in: %+v, %v", s.Peers, err)
+	}
+	table, err := program(t, "status", "--node", b).Output()
+	for _, want := range []string{"policy longest", "served by peers for this node", "rumor age", "round trip", "\na  ", "alive"} {
+		if err != nil || !strings.Contains(string(table), want) {
+			t.Errorf("status does not show %q: %v\n%s", want, err, table)
+		}
+	}
+}
