@@ -97,7 +97,7 @@ func newCluster(t rapid.TB, n int, cfg Config) *cluster {
 		delay: func() time.Duration { return 2 * time.Millisecond },
 		cut:   func(string, string) bool { return false },
 	}
-	setDefault(&c.cfg.CapacityTokens, 1000*blockTokens)
+	c.cfg.CapacityTokens = cmp.Or(c.cfg.CapacityTokens, 1000*blockTokens)
 	for i := range n {
 		c.members = append(c.members, &member{next: start.Add(time.Duration(i) * poll / time.Duration(n))})
 		c.restart(i)
@@ -144,7 +144,7 @@ func (c *cluster) ask(entry, prompt string) (a answer) {
 			c.t.Fatalf("%s at %s is sent to %s, which is to be spared", prompt, entry, d.Node)
 		}
 		if to := c.node(d.Node); d.Self || to.up && !c.cut(entry, d.Node) {
-			promised := to.Here(req, "asked by a peer").Match
+			promised := to.Stay(req, "asked by a peer").Match
 			a.by = d.Node
 			a.text, a.cached = to.engine.run(prompt)
 			out := Outcome{Known: true, PromptTokens: len(prompt) * blockTokens, CachedTokens: a.cached * blockTokens, Promised: promised}

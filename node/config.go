@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -80,18 +81,11 @@ func (c Config) WithDefaults() Config {
 	if c.Policy == nil {
 		c.Policy = route.LongestPushback{}
 	}
-	setDefault(&c.Poll, defaultPoll)
-	setDefault(&c.SuspectAfter, defaultSuspectAfter)
-	setDefault(&c.MaxBlocks, defaultMaxBlocks)
-	setDefault(&c.QueueThreshold, defaultQueueThreshold)
-	setDefault(&c.PauseFor, min(defaultPausePolls*c.Poll, gossip.MaxInterval))
-	setDefault(&c.BytesPerToken, defaultBytesPerToken)
+	c.Poll = cmp.Or(c.Poll, defaultPoll)
+	c.SuspectAfter = cmp.Or(c.SuspectAfter, defaultSuspectAfter)
+	c.MaxBlocks = cmp.Or(c.MaxBlocks, defaultMaxBlocks)
+	c.QueueThreshold = cmp.Or(c.QueueThreshold, defaultQueueThreshold)
+	c.PauseFor = cmp.Or(c.PauseFor, min(defaultPausePolls*c.Poll, gossip.MaxInterval))
+	c.BytesPerToken = cmp.Or(c.BytesPerToken, defaultBytesPerToken)
 	return c
-}
-
-func setDefault[T comparable](field *T, preset T) {
-	var zero T
-	if *field == zero {
-		*field = preset
-	}
 }

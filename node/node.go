@@ -84,14 +84,19 @@ type Outcome struct {
 
 // Route decides where req runs, leaving out the peers already tried (getBestNode,
 // Algorithm 1 line 5). It always has an answer, since this node can serve
-// anything, also when tried names it. It changes nothing but the state of Rand.
+// anything; where tried names it, it is the last resort. Route changes nothing but
+// the state of Rand.
 //
 // With 64 peers and a prompt of 100 blocks it takes about 5 microseconds.
 func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
-	n.cands = append(n.cands[:0], route.Candidate{
+	self := route.Candidate{
 		Name: n.cfg.Name, Self: true,
 		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
-	})
+	}
+	if slices.Contains(tried, n.cfg.Name) {
+		self.Match, self.Paused = -1, true
+	}
+	n.cands = append(n.cands[:0], self)
 	for p, match := range n.view.Matches(now, req.Chain) {
 		if !slices.Contains(tried, p.Name) {
 			n.cands = append(n.cands, route.Candidate{
@@ -100,12 +105,15 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		}
 	}
 	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
+	if n.cands[i].Match < 0 {
+		return n.Stay(req, "no other node is left")
+	}
 	return n.decide(req, n.cands[i], reason)
 }
 
-// Here decides for a request that must be served by this node, for the reason
+// Stay decides for a request that must be served by this node, for the reason
 // given, as one that a peer has forwarded: the match is that of the exact tree.
-func (n *Node) Here(req Request, reason string) Decision {
+func (n *Node) Stay(req Request, reason string) Decision {
 	return n.decide(req, route.Candidate{Name: n.cfg.Name, Self: true, Match: n.tree.Match(req.Chain)}, reason)
 }
 
@@ -165,19 +173,23 @@ func (n *Node) tokensOf(req Request, chain prefix.Chain, out Outcome) int {
 	}
 }
 
-// Failed records that a request sent to peer was not answered: refused, reset,
-// timed out, or answered with a server's error. Route again, naming it as tried.
-func (n *Node) Failed(now time.Time, peer string) { n.view.Fail(now, peer) }
+// Failed records that a request sent to the node named was not answered: refused,
+// reset, timed out, or answered with a server's error. Route again, naming it as
+// tried. Where that is this node, its engine is down: peers are asked to pause.
+func (n *Node) Failed(now time.Time, name string) {
+	if name == n.cfg.Name {
+		n.beginPause(now)
+		return
+	}
+	n.view.Fail(now, name)
+}
 
 // Queued tells how many requests are here, running or waiting. Above the threshold
 // the next rumor asks peers to pause (push-back, section 3.2 of the paper).
 func (n *Node) Queued(now time.Time, depth int) {
 	n.queue = max(depth, 0)
 	if n.queue > n.cfg.QueueThreshold {
-		if n.pause(now) == 0 {
-			n.pauses++
-		}
-		n.pausedUntil = now.Add(n.cfg.PauseFor)
+		n.beginPause(now)
 	}
 }
 
@@ -228,6 +240,13 @@ func (n *Node) Forget(peer string) { n.view.Forget(peer) }
 // Suspected reports whether peer has been silent for too long, or was never heard
 // (section 3.3 of the paper: the broadcast is the heartbeat).
 func (n *Node) Suspected(now time.Time, peer string) bool { return n.view.Suspected(now, peer) }
+
+func (n *Node) beginPause(now time.Time) {
+	if n.pause(now) == 0 {
+		n.pauses++
+	}
+	n.pausedUntil = now.Add(n.cfg.PauseFor)
+}
 
 func (n *Node) pause(now time.Time) time.Duration { return max(0, n.pausedUntil.Sub(now)) }
 

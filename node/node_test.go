@@ -36,8 +36,28 @@ func TestAPrefixServedIsFollowed(t *testing.T) {
 		t.Errorf("b decides %+v, want %+v", d, want)
 	}
 	want = Decision{Node: "b", Self: true, Reason: "longest match=0 here"}
+	if d := b.Route(start, req, "a"); d != want {
+		t.Errorf("with a tried b decides %+v, want %+v", d, want)
+	}
+	want = Decision{Node: "b", Self: true, Reason: "no other node is left"}
 	if d := b.Route(start, req, "a", "b"); d != want {
 		t.Errorf("with all tried b decides %+v, want %+v", d, want)
+	}
+}
+
+// A node whose own engine has failed looks elsewhere, also for what nobody has
+// cached, and asks its peers to send it nothing.
+func TestOwnEngineFails(t *testing.T) {
+	a, b := newNode("a"), newNode("b")
+	a.Hear(start, b.Speak(start))
+	req := request("0123456789")
+	want := Decision{Node: "b", Reason: "longest match=0 at b (not here)"}
+	if d := a.Route(start, req, "a"); d != want {
+		t.Errorf("a decides %+v, want %+v", d, want)
+	}
+	a.Failed(start, "a")
+	if r := a.Speak(start); r.Pause <= 0 {
+		t.Errorf("a asks for no pause: %+v", r)
 	}
 }
 
@@ -149,7 +169,7 @@ func TestPrefilledIsCached(t *testing.T) {
 	a := newNode("a")
 	req := request("abc")
 	a.Prefilled(req)
-	if d := a.Here(req, "why"); d.Match != 3 || d.Expected != 48 || d.Reason != "why" || !d.Self {
+	if d := a.Stay(req, "why"); d.Match != 3 || d.Expected != 48 || d.Reason != "why" || !d.Self {
 		t.Errorf("%+v", d)
 	}
 }

@@ -19,7 +19,8 @@ type rate struct {
 const (
 	// maxModels bounds what clients can make a node remember by naming models.
 	// Beyond it the one that was learnt longest ago is forgotten.
-	maxModels = 64
+	maxModels    = 64
+	maxModelName = 256 // bytes; a longer one keeps the preset rate
 
 	// rateWindow tokens seen, the past counts half: a model's mix of languages
 	// and formats changes over hours, not over requests.
@@ -43,7 +44,7 @@ func (r *rates) tokens(model string, bytes int) int {
 }
 
 func (r *rates) learn(model string, bytes, tokens int) {
-	if bytes <= 0 || tokens <= 0 || bytes > tokens*maxBytesPerToken {
+	if bytes <= 0 || tokens <= 0 || bytes > tokens*maxBytesPerToken || len(model) > maxModelName {
 		return
 	}
 	m, ok := r.models[model]

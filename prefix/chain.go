@@ -46,8 +46,7 @@ type Scope struct {
 
 // Root returns h_0, from which every chain of the scope starts: the first eight
 // bytes of HMAC-SHA256 over the scope's fields, each behind its length so that
-// no two scopes run together. Images and audio belong to the text: they stand in
-// it as digests of their bytes.
+// no two scopes run together. Images and audio belong to the text.
 func (k Key) Root(s Scope) Hash {
 	mac := hmac.New(sha256.New, k)
 	for _, field := range []string{"hearsay/prefix/1", s.Model, s.Adapter, s.Salt} {

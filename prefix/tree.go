@@ -74,9 +74,9 @@ func (t *Tree) Match(c Chain) int { return c.Longest(t.Has) }
 
 // Insert records that the engine has computed c, whose text has the given number
 // of tokens (the paper's updateTrie), and returns how many blocks had to go for
-// it. The tokens are spread evenly over the blocks of c; a block that is already
-// here keeps the share it came with. A chain too long for the tree's limits
-// leaves its head.
+// it. The tokens are spread evenly over the blocks of c, also over those that are
+// already here: the last word on a text's tokens is the best. A chain too long for
+// the tree's limits leaves its head.
 //
 // Insert touches c from its deepest block up, so a block is always more recent
 // than its children, the oldest block is always a leaf, and evicting is O(1).
@@ -89,16 +89,18 @@ func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
 	for i, h := range c[:min(len(c), t.maxBlocks)] {
 		j, ok := t.index[h]
 		if !ok {
-			j = t.add(at, h, share)
-			if int64(i) < rest {
-				t.blocks[j].units++
-				t.units++
-			}
+			j = t.add(at, h)
 		} else if t.blocks[j].parent != at {
 			// Two prefixes with one name, by chance once in 2^64: the
 			// tree holds the elder, and of this chain what stands above.
 			break
 		}
+		units := share
+		if int64(i) < rest {
+			units++
+		}
+		t.units += units - t.blocks[j].units
+		t.blocks[j].units = units
 		at = j
 	}
 	for ; at != 0; at = t.blocks[at].parent {
@@ -160,7 +162,7 @@ func (t *Tree) evict() (evicted int) {
 }
 
 // add makes h the newest child of parent and the most recent block.
-func (t *Tree) add(parent int32, h Hash, units int64) int32 {
+func (t *Tree) add(parent int32, h Hash) int32 {
 	i := t.free
 	if i == 0 {
 		i = int32(len(t.blocks))
@@ -169,14 +171,13 @@ func (t *Tree) add(parent int32, h Hash, units int64) int32 {
 		t.free = t.blocks[i].next
 	}
 	sibling := t.blocks[parent].child
-	t.blocks[i] = block{hash: h, units: units, parent: parent, next: sibling, newer: i, older: i}
+	t.blocks[i] = block{hash: h, parent: parent, next: sibling, newer: i, older: i}
 	if sibling != 0 {
 		t.blocks[sibling].prev = i
 	}
 	t.blocks[parent].child = i
 	t.touch(i)
 	t.index[h] = i
-	t.units += units
 	t.snapshot = nil
 	return i
 }

@@ -60,12 +60,13 @@ func (n *naiveTree) isLeaf(s string) bool {
 func (n *naiveTree) insert(s string, tokens int) (evicted int) {
 	for i := range len(s) {
 		if n.held[s[:i+1]] == nil {
-			share := tokens * unitsPerToken / len(s)
-			if i < tokens*unitsPerToken%len(s) {
-				share++
-			}
-			n.held[s[:i+1]] = &naiveBlock{units: share}
+			n.held[s[:i+1]] = &naiveBlock{}
 		}
+		share := tokens * unitsPerToken / len(s)
+		if i < tokens*unitsPerToken%len(s) {
+			share++
+		}
+		n.held[s[:i+1]].units = share
 	}
 	for i := len(s); i > 0; i-- {
 		n.clock++

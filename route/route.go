@@ -17,7 +17,7 @@ import (
 type Candidate struct {
 	Name   string
 	Self   bool // the node that asks
-	Match  int  // leading blocks of the prompt that it is believed to hold
+	Match  int  // leading blocks of the prompt that it is believed to hold; -1 makes it the last resort
 	Queue  int  // requests it has admitted and not finished
 	Paused bool // its queue is too long: it asks for no more
 }
@@ -150,5 +150,9 @@ func describe(policy string, cands []Candidate, best int) string {
 	if b.Self {
 		return fmt.Sprintf("%s match=%d here", policy, b.Match)
 	}
-	return fmt.Sprintf("%s match=%d at %s (here %d)", policy, b.Match, b.Name, cands[findSelf(cands)].Match)
+	here := cands[findSelf(cands)].Match
+	if here < 0 {
+		return fmt.Sprintf("%s match=%d at %s (not here)", policy, b.Match, b.Name)
+	}
+	return fmt.Sprintf("%s match=%d at %s (here %d)", policy, b.Match, b.Name, here)
 }
