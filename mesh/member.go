@@ -28,10 +28,10 @@ const (
 
 // The states of a Peer.
 const (
-	stateAlive   = "alive"
-	stateSuspect = "suspect"
-	stateDead    = "dead"
-	stateLeft    = "left"
+	StateAlive   = "alive"
+	StateSuspect = "suspect"
+	StateDead    = "dead"
+	StateLeft    = "left"
 )
 
 // peer is what the mesh knows of another node. Mesh.mu guards it, name aside.
@@ -40,7 +40,7 @@ type peer struct {
 	member         bool   // memberlist says alive or suspect
 	here           bool   // OnJoin was told, OnLeave not yet
 	lost           bool   // the last rumor stream broke and none is back
-	gone           string // stateDead or stateLeft when not here
+	gone           string // StateDead or StateLeft when not here
 	goneAt         time.Time
 	unlink         context.CancelFunc // ends keepLink, on the side that dials
 	stream         *stream
@@ -118,7 +118,7 @@ func (e watcher) NotifyLeave(n *memberlist.Node) {
 		p.stream.hangUp()
 		p.stream = nil
 	}
-	m.absent(p, stateDead)
+	m.absent(p, StateDead)
 }
 
 func (watcher) NotifyUpdate(*memberlist.Node) {}
@@ -236,7 +236,7 @@ func (m *Mesh) missing() (addrs []string, err error) {
 			known = append(known, p.addr)
 		case time.Since(p.goneAt) > forgetAfter:
 			delete(m.peers, name)
-		case p.gone == stateDead:
+		case p.gone == StateDead:
 			dead = append(dead, p.addr)
 		}
 	}

@@ -223,12 +223,12 @@ func (m *Mesh) Peers() []Peer {
 	defer m.mu.Unlock()
 	peers := make([]Peer, 0, len(m.peers))
 	for _, p := range m.peers {
-		state := stateAlive
+		state := StateAlive
 		switch {
 		case !p.here:
 			state = p.gone
 		case p.lost:
-			state = stateSuspect
+			state = StateSuspect
 		}
 		peers = append(peers, Peer{
 			Name: p.name, Addr: p.addr, State: state, RTT: p.rtt, Connected: p.stream != nil,

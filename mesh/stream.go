@@ -307,7 +307,7 @@ func (m *Mesh) detach(s *stream, err error) {
 	case m.closed || m.leaving:
 	case errors.Is(err, errLeft):
 		m.log.Info("peer says goodbye", "peer", p.name)
-		m.absent(p, stateLeft)
+		m.absent(p, StateLeft)
 	default:
 		if !errors.Is(err, io.EOF) {
 			m.log.Warn("rumor stream broke", "peer", p.name, "err", err)
