@@ -1,21 +1,22 @@
 package mesh
 
 import (
-	"errors"
+	"bytes"
+	"context"
 	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
-	// flightMax bounds the bytes one delayed connection holds: a long fat
-	// pipe's worth, 20 MB/s at 200 ms. Beyond it Write waits.
-	flightMax = 4 << 20
-
-	// flightStep is the most that travels as one piece.
-	flightStep = 64 << 10
+	// A delayed connection holds at most flightsMax pieces of flightStep bytes:
+	// 16 MiB, or five thousand small writes a second at 200 ms. Beyond that
+	// Write waits.
+	flightsMax = 1024
+	flightStep = 16 << 10
 
 	// linger bounds how long a closed connection still tries to deliver what is
 	// in flight to an end that does not read.
@@ -28,16 +29,15 @@ const (
 type delayConn struct {
 	net.Conn
 	delay, jitter time.Duration
+	flights       chan flight
+	ctx           context.Context // ends by Close or the inner connection's error, with that as its cause
+	cancel        context.CancelCauseFunc
 
-	mu       sync.Mutex
-	queue    []flight
-	size     int       // bytes in queue
-	last     time.Time // when the newest piece arrives; none may arrive before it
-	err      error     // what the inner connection answered
-	closed   bool
-	deadline time.Time
-	timer    *time.Timer
-	changed  *sync.Cond
+	deadline atomic.Pointer[time.Time] // of a Write; nil or zero for none
+
+	writing sync.Mutex // held by Write
+	last    time.Time  // when the newest piece arrives; none may arrive before it
+	closed  bool
 }
 
 type flight struct {
@@ -48,37 +48,35 @@ type flight struct {
 // newDelayConn starts the goroutine that delivers, on wg. It ends some time
 // after Close: when all is delivered, or linger later.
 func newDelayConn(inner net.Conn, delay, jitter time.Duration, wg *sync.WaitGroup) *delayConn {
-	c := &delayConn{Conn: inner, delay: delay, jitter: jitter}
-	c.changed = sync.NewCond(&c.mu)
+	c := &delayConn{Conn: inner, delay: delay, jitter: jitter, flights: make(chan flight, flightsMax)}
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	wg.Go(c.deliver)
 	return c
 }
 
 func (c *delayConn) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := c.arrival()
+	ctx := c.ctx
+	if end := c.deadline.Load(); end != nil && !end.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, *end, os.ErrDeadlineExceeded)
+		defer cancel()
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.last = c.arrival()
 	for written := 0; ; {
 		switch {
-		case c.closed:
-			return written, net.ErrClosed
-		case c.err != nil:
-			return written, c.err
-		case !c.deadline.IsZero() && !time.Now().Before(c.deadline):
-			return written, os.ErrDeadlineExceeded
+		case ctx.Err() != nil:
+			return written, context.Cause(ctx)
 		case written == len(p):
 			return written, nil
-		case c.size >= flightMax:
-			c.changed.Wait()
-			at = c.arrival() // what waited for room leaves now
-			continue
 		}
-		n := min(len(p)-written, flightStep, flightMax-c.size)
-		c.queue = append(c.queue, flight{at, append([]byte(nil), p[written:written+n]...)})
-		c.size += n
-		c.last = at
-		written += n
-		c.changed.Broadcast()
+		n := min(len(p)-written, flightStep)
+		select {
+		case c.flights <- flight{c.last, bytes.Clone(p[written : written+n])}:
+			written += n
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -97,96 +95,46 @@ func (c *delayConn) arrival() time.Time {
 
 func (c *delayConn) deliver() {
 	defer c.Conn.Close()
-	for {
-		c.mu.Lock()
-		for len(c.queue) == 0 && !c.closed && c.err == nil {
-			c.changed.Wait()
-		}
-		if len(c.queue) == 0 || c.err != nil {
-			c.mu.Unlock()
+	for f := range c.flights {
+		time.Sleep(time.Until(f.at))
+		if _, err := c.Conn.Write(f.data); err != nil {
+			c.cancel(err)
 			return
 		}
-		next := c.queue[0]
-		c.queue[0] = flight{}
-		c.queue = c.queue[1:]
-		c.mu.Unlock()
-		time.Sleep(time.Until(next.at))
-		_, err := c.Conn.Write(next.data)
-		c.mu.Lock()
-		c.size -= len(next.data)
-		if err != nil {
-			c.err, c.queue, c.size = err, nil, 0
-		}
-		c.changed.Broadcast()
-		c.mu.Unlock()
 	}
 }
 
 // Close ends reads and writes here at once. What is in flight is delivered on
 // time, then the inner connection is closed.
 func (c *delayConn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.cancel(net.ErrClosed) // and so a Write that waits
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	if c.closed {
 		return net.ErrClosed
 	}
 	c.closed = true
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	end := time.Now()
-	if c.last.After(end) {
-		end = c.last
-	}
-	c.changed.Broadcast()
-	return errors.Join(c.Conn.SetReadDeadline(time.Unix(1, 0)), c.Conn.SetWriteDeadline(end.Add(linger)))
+	close(c.flights)
+	c.Conn.SetReadDeadline(time.Unix(1, 0))
+	return c.Conn.SetWriteDeadline(time.Now().Add(c.delay + c.jitter + linger))
 }
 
 func (c *delayConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if err != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.closed {
-			err = net.ErrClosed
-		}
+	if err != nil && context.Cause(c.ctx) == net.ErrClosed {
+		err = net.ErrClosed
 	}
 	return n, err
 }
 
 func (c *delayConn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+	c.SetWriteDeadline(t)
+	return c.SetReadDeadline(t)
 }
 
-// SetReadDeadline is the inner connection's, until Close has ended its reads.
-func (c *delayConn) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return net.ErrClosed
-	}
-	return c.Conn.SetReadDeadline(t)
-}
-
-// SetWriteDeadline bounds how long a Write waits for room, not the flight.
+// SetWriteDeadline bounds how long a Write that begins later waits for room, not
+// the flight.
 func (c *delayConn) SetWriteDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return net.ErrClosed
-	}
-	c.deadline = t
-	if c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
-	}
-	if wait := time.Until(t); !t.IsZero() && wait > 0 {
-		c.timer = time.AfterFunc(wait, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.changed.Broadcast()
-		})
-	}
-	c.changed.Broadcast()
+	c.deadline.Store(&t)
 	return nil
 }

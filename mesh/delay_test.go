@@ -147,12 +147,12 @@ func TestDelayedWritesPushBack(t *testing.T) {
 		near, far := delayed(t, time.Millisecond, 0)
 		near.SetWriteDeadline(time.Now().Add(time.Minute))
 		began := time.Now()
-		n, err := near.Write(make([]byte, 2*flightMax))
+		n, err := near.Write(make([]byte, 2*flightsMax*flightStep))
 		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != time.Minute {
 			t.Errorf("wrote %d, %v after %v", n, err, time.Since(began))
 		}
-		if n < flightMax || n > flightMax+128<<10 {
-			t.Errorf("%d bytes under way, want about %d", n, flightMax)
+		if full := flightsMax * flightStep; n < full || n > full+128<<10 {
+			t.Errorf("%d bytes under way, want about %d", n, full)
 		}
 		near.Close()
 		time.Sleep(linger + time.Second)
