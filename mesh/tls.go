@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 )
 
 // LoadTLS reads this node's certificate and key and the cluster's CA, PEM files
@@ -21,17 +22,9 @@ func LoadTLS(cert, key, ca string) (*tls.Config, error) {
 			return nil, fmt.Errorf("--peer-%s is missing: give --peer-cert, --peer-key and --peer-ca together", f.flag)
 		}
 	}
-	chain, err := os.ReadFile(cert)
+	own, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("--peer-cert: %w", err)
-	}
-	secret, err := os.ReadFile(key)
-	if err != nil {
-		return nil, fmt.Errorf("--peer-key: %w", err)
-	}
-	own, err := tls.X509KeyPair(chain, secret)
-	if err != nil {
-		return nil, fmt.Errorf("--peer-cert %s and --peer-key %s are no certificate and its key: %w", cert, key, err)
+		return nil, fmt.Errorf("--peer-cert %s and --peer-key %s do not go together: %w", cert, key, err)
 	}
 	authority, err := os.ReadFile(ca)
 	if err != nil {
@@ -41,7 +34,11 @@ func LoadTLS(cert, key, ca string) (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM(authority) {
 		return nil, fmt.Errorf("--peer-ca %s holds no PEM certificate", ca)
 	}
-	if err := verifyChain(own.Leaf, intermediates(chain), roots); err != nil {
+	chain, err := x509.ParseCertificates(slices.Concat(own.Certificate...))
+	if err == nil {
+		err = verify(chain, roots)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--peer-cert %s does not hold against --peer-ca %s, so peers would refuse it: %w", cert, ca, err)
 	}
 	return &tls.Config{
@@ -52,29 +49,22 @@ func LoadTLS(cert, key, ca string) (*tls.Config, error) {
 		// per direction. VerifyConnection checks the chain in its place, in both
 		// directions and on resumed sessions too.
 		InsecureSkipVerify: true,
-		VerifyConnection: func(state tls.ConnectionState) error {
-			if len(state.PeerCertificates) == 0 {
-				return errors.New("peer shows no certificate")
-			}
-			between := x509.NewCertPool()
-			for _, c := range state.PeerCertificates[1:] {
-				between.AddCert(c)
-			}
-			return verifyChain(state.PeerCertificates[0], between, roots)
-		},
+		VerifyConnection:   func(state tls.ConnectionState) error { return verify(state.PeerCertificates, roots) },
 	}, nil
 }
 
-func verifyChain(leaf *x509.Certificate, between, roots *x509.CertPool) error {
-	_, err := leaf.Verify(x509.VerifyOptions{
+// verify checks the first certificate of chain, with the help of the others.
+func verify(chain []*x509.Certificate, roots *x509.CertPool) error {
+	if len(chain) == 0 {
+		return errors.New("peer shows no certificate")
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: between,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	return err
-}
-
-func intermediates(chain []byte) *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(chain)
-	return pool
 }

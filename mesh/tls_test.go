@@ -175,10 +175,10 @@ func TestLoadTLSSaysWhichFlag(t *testing.T) {
 	for _, c := range []struct{ cert, key, ca, want string }{
 		{"", key, ca.ca, "--peer-cert is missing"},
 		{cert, key, "", "--peer-ca is missing"},
-		{cert + "x", key, ca.ca, "--peer-cert: open "},
-		{cert, key + "x", ca.ca, "--peer-key: open "},
+		{cert + "x", key, ca.ca, "do not go together: open " + cert + "x"},
+		{cert, key + "x", ca.ca, "do not go together: open " + key + "x"},
 		{cert, key, ca.ca + "x", "--peer-ca: open "},
-		{cert, otherKey, ca.ca, "are no certificate and its key"},
+		{cert, otherKey, ca.ca, "do not go together"},
 		{cert, key, key, "holds no PEM certificate"},
 		{otherCert, otherKey, ca.ca, "peers would refuse it: x509: certificate signed by unknown authority"},
 		{oldCert, oldKey, ca.ca, "has expired"},
