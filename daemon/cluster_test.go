@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +29,7 @@ type cluster struct {
 	t       *testing.T
 	network *memnet.Network
 	client  *http.Client
+	mu      sync.Mutex // guards the maps
 	nodes   map[string]*Daemon
 	stops   map[string]func() error
 }
@@ -52,7 +56,7 @@ func newCluster(t *testing.T, size int, engineOf func(name string) http.RoundTri
 	c.settle()
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
-		for name := range c.stops {
+		for _, name := range slices.Sorted(maps.Keys(c.stops)) {
 			c.stop(name)
 		}
 		time.Sleep(time.Minute) // virtual: memberlist's own goroutines end after a probe
@@ -95,18 +99,24 @@ func (c *cluster) start(name string, engine http.RoundTripper, change ...func(*C
 // kill ends a node as SIGKILL does: its connections break, and no goodbye is said.
 func (c *cluster) kill(name string) {
 	c.network.Kill(host(name))
-	_ = c.stops[name]() // whatever is left of it ends; its listeners are gone
+	_ = c.take(name)() // whatever is left of it ends; its listeners are gone
+}
+
+// take removes a node and returns what stops it.
+func (c *cluster) take(name string) func() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	stop := c.stops[name]
 	delete(c.stops, name)
 	delete(c.nodes, name)
+	return stop
 }
 
 // stop shuts a node down as SIGTERM does.
 func (c *cluster) stop(name string) {
-	if err := c.stops[name](); err != nil {
+	if err := c.take(name)(); err != nil {
 		c.t.Errorf("%s stopped with %v", name, err)
 	}
-	delete(c.stops, name)
-	delete(c.nodes, name)
 }
 
 // settle waits until every node has heard from every other.

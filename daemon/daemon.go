@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/mesh"
@@ -42,6 +43,7 @@ type Config struct {
 	Key    prefix.Key        // the cluster's secret: nodes with different keys share no names
 
 	BodyMax        int64         // bytes of one request's body; default 32 MiB
+	BodiesMax      int64         // bytes of all requests that wait for an answer to begin; default 512 MiB
 	InFlightMax    int           // requests at the engine at a time, waiting and running; default 256
 	ForwardsMax    int           // peers tried for one request before it is served here; default 3
 	ForwardTimeout time.Duration // from a forward to its first body byte; default 2 min
@@ -52,6 +54,7 @@ type Config struct {
 
 func (c *Config) setDefaults() {
 	c.BodyMax = cmp.Or(c.BodyMax, 32<<20)
+	c.BodiesMax = max(cmp.Or(c.BodiesMax, 512<<20), c.BodyMax)
 	c.InFlightMax = cmp.Or(c.InFlightMax, 256)
 	c.ForwardsMax = cmp.Or(c.ForwardsMax, 3)
 	c.ForwardTimeout = cmp.Or(c.ForwardTimeout, 2*time.Minute)
@@ -79,6 +82,8 @@ type Daemon struct {
 	mesh    *mesh.Mesh
 	api     *http.Server
 	metrics *metrics
+	bodies  *semaphore.Weighted // of Config.BodiesMax
+	running sync.WaitGroup      // requests
 
 	// mu guards what follows. It is taken in the method locked, and never held
 	// across I/O.
@@ -86,7 +91,8 @@ type Daemon struct {
 	node     *node.Node
 	inFlight int                   // requests at this node's engine
 	forwards map[*forward]struct{} // waiting for a peer's first byte
-	closing  bool
+	closing  bool                  // leaving: not ready
+	closed   bool                  // takes no request
 }
 
 // A forward waits for the first byte of a peer's answer.
@@ -96,8 +102,18 @@ type forward struct {
 }
 
 // New checks the configuration and joins the mesh: rumors and forwarded
-// requests may come in before Run.
+// requests may come in before Run. On failure both listeners are closed.
 func New(cfg Config) (*Daemon, error) {
+	d, err := newDaemon(cfg)
+	if err != nil {
+		cfg.API.Close()
+		cfg.Mesh.Listener.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func newDaemon(cfg Config) (*Daemon, error) {
 	cfg.setDefaults()
 	if err := cfg.Node.Validate(); err != nil {
 		return nil, err
@@ -106,6 +122,7 @@ func New(cfg Config) (*Daemon, error) {
 		cfg:      cfg,
 		log:      cfg.Log,
 		node:     node.New(cfg.Node),
+		bodies:   semaphore.NewWeighted(cfg.BodiesMax),
 		forwards: map[*forward]struct{}{},
 	}
 	d.metrics = newMetrics(d)
@@ -118,7 +135,9 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	m := cfg.Mesh
 	m.Name, m.Log = cfg.Node.Name, cfg.Log
-	m.Handler = http.HandlerFunc(d.serveForwarded)
+	forwarded := http.NewServeMux()
+	forwarded.HandleFunc("/v1/", d.serveForwarded) // as for clients: the rest of an engine is its operator's
+	m.Handler = forwarded
 	m.OnRumor = func(r gossip.Rumor) {
 		d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
 	}
@@ -165,10 +184,11 @@ func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 	defer tick.Stop()
 	for {
 		var rumor gossip.Rumor
+		leaving := d.leavingPeers()
 		d.locked(func(now time.Time, n *node.Node) {
 			rumor = n.Speak(now)
 			for f := range d.forwards {
-				if n.Suspected(now, f.peer) {
+				if n.Suspected(now, f.peer) && !leaving[f.peer] {
 					f.cancel(errSilent)
 				}
 			}
@@ -182,21 +202,52 @@ func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 	}
 }
 
-// shutdown leaves in the order that loses no request: no new ones from peers,
-// none from clients, then wait for the running ones.
+// leavingPeers are those that said goodbye: silent, but they finish what they
+// were sent.
+func (d *Daemon) leavingPeers() map[string]bool {
+	leaving := map[string]bool{}
+	for _, p := range d.mesh.Peers() {
+		if p.State == mesh.StateLeft {
+			leaving[p.Name] = true
+		}
+	}
+	return leaving
+}
+
+// shutdown takes nothing new, from peers or from clients, waits for what runs as
+// long as DrainTimeout allows, and then ends it.
 func (d *Daemon) shutdown() error {
 	d.locked(func(time.Time, *node.Node) { d.closing = true })
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTimeout)
 	defer cancel()
-	if err := d.mesh.Leave(ctx); err != nil {
-		d.log.Info("not every peer heard the goodbye", "err", err)
-	}
-	err := d.api.Shutdown(ctx)
-	if err != nil {
+	var sides errgroup.Group
+	sides.Go(func() error {
+		if err := d.mesh.Leave(ctx); err != nil {
+			d.log.Info("not every peer heard the goodbye", "err", err)
+		}
+		return nil
+	})
+	sides.Go(func() error {
+		if d.api.Shutdown(ctx) == nil {
+			return nil
+		}
 		d.log.Warn("requests cut off at the drain timeout", "timeout", d.cfg.DrainTimeout)
-		err = d.api.Close()
-	}
-	return errors.Join(err, d.mesh.Close())
+		return d.api.Close()
+	})
+	err := errors.Join(sides.Wait(), d.mesh.Close())
+	d.locked(func(time.Time, *node.Node) { d.closed = true })
+	d.running.Wait()
+	return err
+}
+
+// enter admits a request, which calls running.Done at its end.
+func (d *Daemon) enter() (ok bool) {
+	d.locked(func(time.Time, *node.Node) {
+		if ok = !d.closed; ok {
+			d.running.Add(1)
+		}
+	})
+	return ok
 }
 
 // locked runs f with the node, at one instant. f must not block.

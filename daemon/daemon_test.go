@@ -64,121 +64,6 @@ func TestRequestsFollowThePrefix(t *testing.T) {
 	})
 }
 
-// Whatever a peer does before the first byte of a body, the client gets an
-// answer, at last from the node that it asked.
-func TestFailuresBeforeTheFirstByteCostNoAnswer(t *testing.T) {
-	for name, fail := range map[string]func(w http.ResponseWriter) bool{
-		"status 500": func(w http.ResponseWriter) bool { w.WriteHeader(500); return true },
-		"status 503": func(w http.ResponseWriter) bool { w.WriteHeader(503); return true },
-		"status 429": func(w http.ResponseWriter) bool { w.WriteHeader(429); return true },
-		"cut in a whole answer": func(w http.ResponseWriter) bool {
-			w.Header().Set("Content-Length", "1000")
-			_, _ = io.WriteString(w, `{"half":`)
-			panic(http.ErrAbortHandler)
-		},
-		"cut after the headers": func(w http.ResponseWriter) bool {
-			w.WriteHeader(200)
-			_ = http.NewResponseController(w).Flush()
-			panic(http.ErrAbortHandler)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				s := stubs{}
-				c := newCluster(t, 3, s.engineOf, longest)
-				c.complete("n2", prompt("law", 40))
-				time.Sleep(time.Second)
-				s["n2"].fail = fail
-				r := c.complete("n1", prompt("law", 40))
-				if r.status != 200 || r.err != nil || r.header.Get(nodeHeader) != "n1" || !strings.Contains(string(r.body), "ok from n1") {
-					t.Errorf("%d %v %s", r.status, r.err, r.body)
-				}
-			})
-		})
-	}
-}
-
-// A peer that dies is not asked again after the first failure, and a request
-// that waits for it is served elsewhere.
-func TestPeerDiesDuringAForward(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s := stubs{}
-		c := newCluster(t, 3, s.engineOf, longest)
-		c.complete("n2", prompt("law", 40))
-		time.Sleep(time.Second)
-		s["n2"].prefill = time.Minute
-		go func() {
-			time.Sleep(100 * time.Millisecond)
-			c.kill("n2")
-		}()
-		begun := time.Now()
-		r := c.complete("n1", prompt("law", 40))
-		if r.status != 200 || r.header.Get(nodeHeader) != "n1" || time.Since(begun) > time.Second {
-			t.Errorf("%d from %q after %v: %v", r.status, r.header.Get(nodeHeader), time.Since(begun), r.err)
-		}
-		if r := c.complete("n1", prompt("law", 40)+"again"); r.header.Get(nodeHeader) == "n2" {
-			t.Error("the dead peer was asked again")
-		}
-		s["n2"].prefill = 0
-		time.Sleep(time.Minute)
-	})
-}
-
-// A peer that is cut off, so that no packet comes back, is given up when its
-// heartbeat stops (section 3.3 of the paper); a long prefill of a peer that
-// still speaks is not.
-func TestHeartbeatBoundsTheWait(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s := stubs{}
-		c := newCluster(t, 3, s.engineOf, longest)
-		c.complete("n2", prompt("law", 40))
-		time.Sleep(time.Second)
-
-		s["n2"].prefill = 30 * time.Second
-		begun := time.Now()
-		if r := c.complete("n1", prompt("law", 40)); r.header.Get(nodeHeader) != "n2" || time.Since(begun) < 30*time.Second {
-			t.Errorf("a long prefill was given up: served by %s after %v", r.header.Get(nodeHeader), time.Since(begun))
-		}
-		go func() {
-			time.Sleep(100 * time.Millisecond)
-			c.network.Cut(host("n2"))
-		}()
-		begun = time.Now()
-		r := c.complete("n1", prompt("law", 40))
-		if waited := time.Since(begun); r.status != 200 || r.header.Get(nodeHeader) == "n2" || waited > 3*time.Second {
-			t.Errorf("%d from %q after %v", r.status, r.header.Get(nodeHeader), waited)
-		}
-		c.network.Heal()
-		time.Sleep(time.Minute)
-		c.settle()
-	})
-}
-
-// After the first byte nothing is retried: the client sees that the answer
-// broke off.
-func TestBrokenStreamIsSeen(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s := stubs{}
-		c := newCluster(t, 2, s.engineOf, longest)
-		c.complete("n2", prompt("law", 40))
-		time.Sleep(time.Second)
-		s["n2"].between = 100 * time.Millisecond
-		go func() {
-			time.Sleep(time.Second)
-			c.kill("n2")
-		}()
-		body := strings.Replace(completionBody(prompt("law", 40), 100), "{", `{"stream":true,`, 1)
-		r := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", body)
-		if r.err == nil || strings.Contains(string(r.body), "[DONE]") || !strings.Contains(string(r.body), "n20") {
-			t.Errorf("err %v, body %q", r.err, r.body)
-		}
-		if strings.Contains(string(r.body), "n10") {
-			t.Error("the stream was started again")
-		}
-		time.Sleep(time.Minute)
-	})
-}
-
 // A client that leaves frees the engine, one hop away too, within a second.
 func TestCancelReachesTheEngine(t *testing.T) {
 	for _, phase := range []string{"prefill", "stream"} {
@@ -190,9 +75,9 @@ func TestCancelReachesTheEngine(t *testing.T) {
 					c.complete("n2", prompt("law", 40))
 					time.Sleep(time.Second)
 					if phase == "prefill" {
-						s["n2"].prefill = time.Hour
+						s["n2"].set(func(b *behaviour) { b.prefill = time.Hour })
 					} else {
-						s["n2"].between = 10 * time.Minute
+						s["n2"].set(func(b *behaviour) { b.between = 10 * time.Minute })
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 					defer cancel()
@@ -218,7 +103,7 @@ func TestFullQueueRefuses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
 		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.InFlightMax = 2 })
-		s["n1"].prefill = time.Minute
+		s["n1"].set(func(b *behaviour) { b.prefill = time.Minute })
 		for i := range 2 {
 			go c.complete("n1", prompt("law", i+1))
 		}
@@ -279,59 +164,6 @@ func TestEverythingElsePassesThrough(t *testing.T) {
 	})
 }
 
-// An engine that is down is an error in OpenAI's shape and a node that is not ready.
-func TestEngineDown(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := newCluster(t, 1, func(string) http.RoundTripper { return downEngine{} })
-		if r := c.complete("n1", "x"); r.status != 502 || code(t, r) != "engine_unavailable" {
-			t.Errorf("%d %s", r.status, r.body)
-		}
-		if r := c.do(t.Context(), "n1", http.MethodGet, "/readyz", ""); r.status != 503 {
-			t.Errorf("ready: %d %s", r.status, r.body)
-		}
-		if r := c.do(t.Context(), "n1", http.MethodGet, "/healthz", ""); r.status != 200 {
-			t.Errorf("healthy: %d %s", r.status, r.body)
-		}
-	})
-}
-
-type downEngine struct{}
-
-func (downEngine) RoundTrip(*http.Request) (*http.Response, error) {
-	return nil, errors.New("connection refused")
-}
-
-// A node that shuts down finishes what it streams, and its peers send nothing
-// more to it at once.
-func TestGracefulShutdown(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s := stubs{}
-		c := newCluster(t, 3, s.engineOf, longest)
-		c.complete("n2", prompt("law", 40))
-		time.Sleep(time.Second)
-		s["n2"].between = time.Second
-		answers := make(chan reply, 2)
-		for _, at := range []string{"n1", "n2"} {
-			go func() {
-				body := strings.Replace(completionBody(prompt("law", 40), 8), "{", `{"stream":true,`, 1)
-				answers <- c.do(t.Context(), at, http.MethodPost, "/v1/completions", body)
-			}()
-		}
-		time.Sleep(2 * time.Second)
-		go c.stop("n2")
-		time.Sleep(time.Second)
-		if r := c.complete("n3", prompt("law", 40)); r.status != 200 || r.header.Get(nodeHeader) == "n2" {
-			t.Errorf("a leaving node was sent work: %d from %s", r.status, r.header.Get(nodeHeader))
-		}
-		for range 2 {
-			if r := <-answers; r.err != nil || !strings.HasSuffix(string(r.body), "[DONE]\n\n") {
-				t.Errorf("a running stream was cut: %v %q", r.err, r.body)
-			}
-		}
-		time.Sleep(time.Minute)
-	})
-}
-
 // A specialist whose queue is over the threshold is left alone until its pause
 // is over (section 3.2 of the paper), and then found again.
 func TestPushBack(t *testing.T) {
@@ -340,7 +172,7 @@ func TestPushBack(t *testing.T) {
 		c := newCluster(t, 3, s.engineOf, func(c *Config) { c.Node.QueueThreshold = 2 })
 		c.complete("n2", prompt("law", 40))
 		time.Sleep(time.Second)
-		s["n2"].prefill = 10 * time.Second
+		s["n2"].set(func(b *behaviour) { b.prefill = 10 * time.Second })
 		for range 3 {
 			go c.complete("n2", prompt("law", 60))
 		}
@@ -358,7 +190,7 @@ func TestPushBack(t *testing.T) {
 			t.Errorf("n2 began %d pauses", p)
 		}
 		time.Sleep(30 * time.Second)
-		s["n2"].prefill = 0
+		s["n2"].set(func(b *behaviour) { b.prefill = 0 })
 		if r := c.complete("n3", prompt("law", 60)); r.header.Get(nodeHeader) != "n2" {
 			t.Errorf("after the pause served by %s", r.header.Get(nodeHeader))
 		}
@@ -382,6 +214,91 @@ func TestAtMostOneHop(t *testing.T) {
 		resp.Body.Close()
 		if got := resp.Header.Get(nodeHeader); got != "n1" {
 			t.Errorf("forwarded on to %s", got)
+		}
+	})
+}
+
+// An engine may think for longer than any client may stall, over a hop too.
+func TestLongSilenceInAStream(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 2, s.engineOf, longest)
+		c.complete("n2", prompt("law", 40))
+		time.Sleep(time.Second)
+		s["n2"].set(func(b *behaviour) { b.between = 2*stallTimeout + time.Second })
+		for _, at := range []string{"n1", "n2"} {
+			body := strings.Replace(completionBody(prompt("law", 40), 3), "{", `{"stream":true,`, 1)
+			if r := c.do(t.Context(), at, http.MethodPost, "/v1/completions", body); r.err != nil || r.header.Get(nodeHeader) != "n2" || !strings.HasSuffix(string(r.body), "[DONE]\n\n") {
+				t.Errorf("asked at %s: %v %q", at, r.err, r.body)
+			}
+		}
+	})
+}
+
+// A client that has read the end of its stream has had its answer, also if it
+// closes before the engine does.
+func TestClientClosesAfterDone(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf)
+		s["n1"].set(func(b *behaviour) { b.linger = time.Hour })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		body := strings.Replace(completionBody(prompt("law", 40), 3), "{", `{"stream":true,`, 1)
+		c.do(ctx, "n1", http.MethodPost, "/v1/completions", body)
+		time.Sleep(time.Second)
+		if got := c.nodes["n1"].Status().Here; got.Reported != 1 {
+			t.Errorf("nothing was learnt: %+v", got)
+		}
+	})
+}
+
+// The bytes of requests that wait are bounded, whatever their number.
+func TestBodiesLimit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.BodyMax, c.BodiesMax = 1<<20, 2<<20 })
+		var unfinished []*io.PipeWriter
+		for range 2 {
+			r, w := io.Pipe()
+			unfinished = append(unfinished, w)
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+host("n1")+apiPort+"/v1/completions", r)
+			go func() {
+				if resp, err := c.client.Do(req); err == nil {
+					resp.Body.Close()
+				}
+			}()
+		}
+		synctest.Wait()
+		if r := c.complete("n1", "x"); r.status != 429 || code(t, r) != "queue_full" {
+			t.Errorf("beyond the limit: %d %s", r.status, r.body)
+		}
+		for _, w := range unfinished {
+			w.CloseWithError(errors.New("the client leaves"))
+		}
+		time.Sleep(time.Second)
+		if r := c.complete("n1", "x"); r.status != 200 {
+			t.Errorf("after the others left: %d %s", r.status, r.body)
+		}
+	})
+}
+
+// HEAD has headers and no body, and peers reach no more of an engine than clients do.
+func TestOtherMethodsAndPaths(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 2, s.engineOf)
+		if r := c.do(t.Context(), "n1", http.MethodHead, "/v1/models", ""); r.status != 200 || r.err != nil || len(r.body) != 0 {
+			t.Errorf("HEAD: %d %v %q", r.status, r.err, r.body)
+		}
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://peer/flush_cache", nil)
+		resp, err := c.nodes["n1"].mesh.RoundTrip("n2", req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusNotFound {
+			t.Errorf("a peer's engine answered /flush_cache with %d", resp.StatusCode)
 		}
 	})
 }

@@ -23,12 +23,28 @@ type stubEngine struct {
 	mu      sync.Mutex
 	cached  []string
 	served  int
-	running int
 	cancels int // requests whose client left
+	behaviour
+}
 
+// behaviour is what a stub engine can be told.
+type behaviour struct {
 	prefill time.Duration                           // before the first byte
 	between time.Duration                           // between two pieces of a stream
+	linger  time.Duration                           // after the last byte
 	fail    func(w http.ResponseWriter) (done bool) // instead of an answer
+}
+
+func (e *stubEngine) set(change func(b *behaviour)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.behaviour)
+}
+
+func (e *stubEngine) now() behaviour {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.behaviour
 }
 
 const stubToken = 4
@@ -62,6 +78,10 @@ func (e *stubEngine) count() int {
 }
 
 func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Length", "10")
+		return
+	}
 	if r.URL.Path == "/v1/models" {
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
 		return
@@ -72,10 +92,11 @@ func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"unreadable"}}`, http.StatusBadRequest)
 		return
 	}
-	if !e.wait(r.Context(), e.prefill) {
+	b := e.now()
+	if !e.wait(r.Context(), b.prefill) {
 		return
 	}
-	if e.fail != nil && e.fail(w) {
+	if b.fail != nil && b.fail(w) {
 		return
 	}
 	prompt := string(p.Text)
@@ -98,11 +119,13 @@ func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		_ = http.NewResponseController(w).Flush()
-		if !e.wait(r.Context(), e.between) {
+		if !e.wait(r.Context(), b.between) {
 			return
 		}
 	}
 	_, _ = fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+	_ = http.NewResponseController(w).Flush()
+	e.wait(r.Context(), b.linger)
 }
 
 // wait takes its time and says whether the client stayed.

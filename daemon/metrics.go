@@ -11,13 +11,13 @@ import (
 
 // metrics are the node's numbers at /metrics; docs/operations.md explains them.
 type metrics struct {
-	registry        *prometheus.Registry
-	requests        *prometheus.CounterVec
-	promptTokens    prometheus.Counter
-	expectedTokens  prometheus.Counter
-	actualTokens    prometheus.Counter
-	ttft            *prometheus.HistogramVec
-	forwardFailures *prometheus.CounterVec
+	registry       *prometheus.Registry
+	requests       *prometheus.CounterVec
+	promptTokens   prometheus.Counter
+	expectedTokens prometheus.Counter
+	actualTokens   prometheus.Counter
+	ttft           *prometheus.HistogramVec
+	failures       *prometheus.CounterVec
 }
 
 func newMetrics(d *Daemon) *metrics {
@@ -44,24 +44,24 @@ func newMetrics(d *Daemon) *metrics {
 			Help:    "Time from a request's arrival to the first byte of its answer's body, by hop.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"hop"}),
-		forwardFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "hearsay_forward_failures_total",
-			Help: "Forwards that got no first byte, by the peer that failed.",
-		}, []string{"peer"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "hearsay_failures_total",
+			Help: "Requests that got no first byte, by the node that failed: a peer, or this one.",
+		}, []string{"node"}),
 	}
-	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.forwardFailures,
+	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures,
 		stateCollector{d}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// finished counts and logs a request that has ended; the log line is what
+// book counts and logs a request that has ended; the log line is what
 // `hearsay demo` shows live.
-func (d *Daemon) finished(q *request, decision node.Decision, res result) {
-	hop := "local"
+func (d *Daemon) book(q *request, res result) {
+	decision, hop := res.decision, "local"
 	switch {
 	case q.hop != "":
 		hop = "received"
-	case decision.Node != "" && !decision.Self:
+	case !decision.Self:
 		hop = "forwarded"
 	}
 	d.metrics.requests.WithLabelValues(res.outcome, hop).Inc()
@@ -85,32 +85,26 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 // stateCollector reads what the node believes when somebody asks for it.
 type stateCollector struct{ d *Daemon }
 
-func gauge(name, help string, labels ...string) *prometheus.Desc {
+func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
 var (
-	descQueue      = gauge("hearsay_queue_depth", "Requests at this node's engine, waiting and running.")
-	descPaused     = gauge("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
-	descPauses     = prometheus.NewDesc("hearsay_pauses_total", "Pauses that this node has advertised.", nil, nil)
-	descBlocks     = gauge("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
-	descTokens     = gauge("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
-	descPeerAge    = gauge("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
-	descPeerBlocks = gauge("hearsay_peer_tree_blocks", "Blocks in this node's estimate of a peer's tree, credits included.", "peer")
-	descPeerQueue  = gauge("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
-	descPeerUsable = gauge("hearsay_peer_usable", "1 if this node would forward to the peer now.", "peer")
-	descRumorBytes = prometheus.NewDesc("hearsay_rumor_bytes_total", "Bytes of rumor streams, by direction (sent, received).", []string{"direction"}, nil)
+	descQueue      = desc("hearsay_queue_depth", "Requests at this node's engine, waiting and running.")
+	descPaused     = desc("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
+	descPauses     = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
+	descBlocks     = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
+	descTokens     = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
+	descPeerAge    = desc("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
+	descPeerBlocks = desc("hearsay_peer_tree_blocks", "Blocks in a peer's tree as it last told.", "peer")
+	descPeerQueue  = desc("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
+	descPeerUsable = desc("hearsay_peer_usable", "1 if this node would forward to the peer now.", "peer")
+	descRumorBytes = desc("hearsay_rumor_bytes_total", "Bytes of rumors, by direction (sent, received).", "direction")
 )
 
-// Describe implements prometheus.Collector.
-func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		descQueue, descPaused, descPauses, descBlocks, descTokens,
-		descPeerAge, descPeerBlocks, descPeerQueue, descPeerUsable, descRumorBytes,
-	} {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector. It names nothing: what is collected
+// depends on the peers.
+func (c stateCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
@@ -123,9 +117,10 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	emit(prometheus.CounterValue, descPauses, float64(s.Pauses))
 	emit(prometheus.GaugeValue, descBlocks, float64(s.TreeBlocks))
 	emit(prometheus.GaugeValue, descTokens, float64(s.TreeTokens))
-	var sent, received uint64
 	for _, p := range s.Peers {
-		emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)
+		if p.RumorAgeMS >= 0 {
+			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)
+		}
 		emit(prometheus.GaugeValue, descPeerBlocks, float64(p.TreeBlocks), p.Name)
 		emit(prometheus.GaugeValue, descPeerQueue, float64(p.Queue), p.Name)
 		usable := 0.0
@@ -133,9 +128,8 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 			usable = 1
 		}
 		emit(prometheus.GaugeValue, descPeerUsable, usable, p.Name)
-		sent += p.RumorBytesSent
-		received += p.RumorBytesReceived
 	}
-	emit(prometheus.CounterValue, descRumorBytes, float64(sent), "sent")
-	emit(prometheus.CounterValue, descRumorBytes, float64(received), "received")
+	rumors := c.d.mesh.Stats()
+	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesSent), "sent")
+	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesReceived), "received")
 }

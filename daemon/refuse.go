@@ -3,6 +3,8 @@ package daemon
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strconv"
@@ -11,30 +13,34 @@ import (
 )
 
 // refuse answers with an error of this node's own, in OpenAI's shape.
-func (d *Daemon) refuse(w http.ResponseWriter, q *request, decision node.Decision, err error) {
-	status, kind := http.StatusBadGateway, "engine_unavailable"
-	message := err.Error()
+func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
+	res := result{outcome: outcomeRefused, decision: node.Decision{Node: d.cfg.Node.Name, Self: true}}
+	code, message := "engine_unavailable", err.Error()
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		status, kind = http.StatusRequestEntityTooLarge, "request_too_large"
-		message = "the request's body is larger than " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes"
+		res.status, code = http.StatusRequestEntityTooLarge, "request_too_large"
+		message = fmt.Sprintf("the request's body is larger than %d bytes", tooLarge.Limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		status, kind = http.StatusRequestTimeout, "request_timeout"
-		message = "the request's body did not arrive in time"
-	case errors.Is(err, errFull):
-		status, kind = http.StatusTooManyRequests, "queue_full"
-		message = "every queue that could take this request is full; try again later"
+		res.status, code = http.StatusRequestTimeout, "request_timeout"
+		message = fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout)
+	case errors.Is(err, errFull), errors.Is(err, errHeld):
+		res.status, code = http.StatusTooManyRequests, "queue_full"
+		message = "this node's queue is full and no peer took the request; try again later"
 		w.Header().Set("Retry-After", "1")
 	case q.body == nil:
-		status, kind = http.StatusBadRequest, "unreadable_body"
-	}
-	if status >= 500 {
+		res.status, code = http.StatusBadRequest, "unreadable_body"
+	default:
+		res.status = http.StatusBadGateway
 		d.log.Error("request failed", "path", q.http.URL.Path, "err", err)
 	}
-	d.describe(w.Header(), q, node.Decision{Node: d.cfg.Node.Name, Self: true, Reason: kind})
-	writeError(w, status, kind, message)
-	d.finished(q, decision, result{outcome: outcomeRefused, status: status})
+	if errors.Is(err, io.ErrUnexpectedEOF) && q.body == nil {
+		res.outcome = outcomeCancelled // the client left in mid-body
+	}
+	res.decision.Reason = code
+	d.describe(w.Header(), q, res.decision)
+	writeError(w, res.status, code, message)
+	return res
 }
 
 // writeError writes an error in the shape of the OpenAI API.

@@ -1,12 +1,15 @@
 package daemon
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,42 +19,42 @@ import (
 	"github.com/hearsay-project/hearsay/prefix"
 )
 
-// wholeMax is the size up to which an answer of known length is read to its
-// end before the client sees any of it, so that it can still be had elsewhere.
-const wholeMax = 1 << 20
+const (
+	// wholeMax is the size up to which an answer of known length is read to its
+	// end before the client sees any of it, so that it can still be had elsewhere.
+	wholeMax = 1 << 20
 
-// answer is an engine's or a peer's answer whose first bytes are in hand.
+	// pieceBytes is the most that is passed on at a time.
+	pieceBytes = 32 << 10
+)
+
+// answer is an engine's or a peer's answer, of which the first byte is in hand.
 type answer struct {
-	resp    *http.Response
-	first   []byte
-	ended   bool // first is all there is
-	cancel  context.CancelCauseFunc
-	onClose []func()
+	resp   *http.Response
+	body   io.Reader // of resp.Body, or what was read of it already
+	cancel context.CancelCauseFunc
+	done   func() // if not nil: the engine is free of it
 }
 
-// peek waits for the first bytes of the body, or for all of a short one.
+// peek waits for the first byte of the body, or for all of a short one.
 func (a *answer) peek() error {
-	n := a.resp.ContentLength
-	if n >= 0 && n <= wholeMax {
-		a.first = make([]byte, n)
-		if _, err := io.ReadFull(a.resp.Body, a.first); err != nil {
-			return fmt.Errorf("read the answer: %w", err)
-		}
-		a.ended = true
+	if a.resp.Request != nil && a.resp.Request.Method == http.MethodHead {
+		a.body = http.NoBody
 		return nil
 	}
-	buf := make([]byte, 32<<10)
-	for len(a.first) == 0 {
-		n, err := a.resp.Body.Read(buf)
-		a.first = buf[:n]
-		if errors.Is(err, io.EOF) {
-			a.ended = true
-			return nil
-		}
-		if err != nil && n == 0 {
+	if n := a.resp.ContentLength; n >= 0 && n <= wholeMax {
+		whole := make([]byte, n)
+		if _, err := io.ReadFull(a.resp.Body, whole); err != nil {
 			return fmt.Errorf("read the answer: %w", err)
 		}
+		a.body = bytes.NewReader(whole)
+		return nil
 	}
+	body := bufio.NewReaderSize(a.resp.Body, pieceBytes)
+	if _, err := body.Peek(1); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	a.body = body
 	return nil
 }
 
@@ -60,8 +63,8 @@ func (a *answer) close() {
 	if a.resp != nil {
 		a.resp.Body.Close()
 	}
-	for _, f := range a.onClose {
-		f()
+	if a.done != nil {
+		a.done()
 	}
 }
 
@@ -76,18 +79,18 @@ const (
 
 // result is what there is to say of a request that has ended.
 type result struct {
-	outcome string
-	status  int
-	ttft    time.Duration // to the first byte of the body
-	usage   engine.Usage
-	known   bool // usage.Cached is what the engine reported
+	outcome  string
+	decision node.Decision
+	status   int
+	ttft     time.Duration // to the first byte of the body
+	usage    engine.Usage
+	known    bool // usage.Cached is what the engine reported
 }
 
-// relay passes the answer on as it comes, reads it in passing, and tells the
-// node what was learnt. An answer that breaks off is broken off for the client
-// too: never a fake end.
-func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision, a *answer) {
-	res := result{outcome: outcomeOK, status: a.resp.StatusCode, ttft: time.Since(q.arrived)}
+// relay passes the answer on as it comes, reads it in passing, and tells the node
+// what was learnt.
+func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision, a *answer) result {
+	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode, ttft: time.Since(q.arrived)}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
 	} else if decision.Self {
@@ -98,9 +101,10 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	w.WriteHeader(res.status)
 
 	scanner := engine.NewScanner(a.resp.Header)
-	upstream, client := pass(w, a, scanner)
-	switch {
-	case client != nil || q.http.Context().Err() != nil:
+	upstream, client := pass(w, a.body, scanner)
+	switch left := q.http.Context().Err() != nil; {
+	case scanner.Ended(): // a client may leave as soon as it has read that
+	case client != nil, upstream != nil && left:
 		res.outcome = outcomeCancelled
 	case upstream != nil:
 		res.outcome = outcomeBroken
@@ -108,58 +112,54 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	}
 	res.usage, res.known = scanner.Usage()
 	if res.outcome == outcomeOK && q.route.Bytes > 0 {
-		d.learn(q, decision, res, scanner)
+		d.learn(q, res, scanner)
 	}
-	d.finished(q, decision, res)
-	if res.outcome == outcomeBroken {
-		panic(http.ErrAbortHandler) // the one way to cut a client's connection
-	}
+	return res
 }
 
-// pass copies the body to the client, flushing what it has each time, and to
+// pass copies the body to the client, flushing each piece as it comes, and to
 // the scanner. It returns which side failed, if one did.
-func pass(w http.ResponseWriter, a *answer, scanner *engine.Scanner) (upstream, client error) {
+func pass(w http.ResponseWriter, body io.Reader, scanner *engine.Scanner) (upstream, client error) {
 	control := http.NewResponseController(w)
-	buf := a.first
-	var err error
+	piece := make([]byte, pieceBytes)
 	for {
-		_, _ = scanner.Write(buf)
-		_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
-		if _, client = w.Write(buf); client != nil {
-			return nil, client
+		n, err := body.Read(piece)
+		if n > 0 {
+			_, _ = scanner.Write(piece[:n])
+			_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
+			if _, client = w.Write(piece[:n]); client != nil {
+				return nil, client
+			}
+			if client = control.Flush(); client != nil {
+				return nil, client
+			}
+			// The engine may take longer than that to the next piece, and
+			// on HTTP/2 a deadline cuts a stream that writes nothing.
+			_ = control.SetWriteDeadline(time.Time{})
 		}
-		if client = control.Flush(); client != nil {
-			return nil, client
-		}
-		switch {
-		case a.ended || errors.Is(err, io.EOF):
+		if errors.Is(err, io.EOF) {
 			return nil, nil
-		case err != nil:
+		}
+		if err != nil {
 			return err, nil
 		}
-		if cap(buf) < 32<<10 {
-			buf = make([]byte, 32<<10)
-		}
-		var n int
-		n, err = a.resp.Body.Read(buf[:cap(buf)])
-		buf = buf[:n]
 	}
 }
 
 // learn tells the node what the engine said of its cache. The next turn of a
 // conversation begins with this prompt and its answer, so both are recorded.
-func (d *Daemon) learn(q *request, decision node.Decision, res result, scanner *engine.Scanner) {
+func (d *Daemon) learn(q *request, res result, scanner *engine.Scanner) {
 	out := node.Outcome{
 		Known:        res.known,
 		PromptTokens: res.usage.Prompt,
 		CachedTokens: res.usage.Cached,
-		Promised:     decision.Match,
+		Promised:     res.decision.Match,
 	}
 	if text, whole := scanner.Text(); whole && res.usage.Prompt > 0 {
-		out.Chain = prefix.NewChain(q.root, q.prompt.Continue(text))
+		out.Chain = append(slices.Clip(q.route.Chain), prefix.NewChain(q.last, q.prompt.Continue(text))...)
 		out.Tokens = res.usage.Prompt + res.usage.Completion
 	}
-	d.locked(func(now time.Time, n *node.Node) { n.Served(now, q.route, decision.Node, out) })
+	d.locked(func(now time.Time, n *node.Node) { n.Served(now, q.route, res.decision.Node, out) })
 }
 
 // describe sets the headers that tell a client what was decided.
@@ -190,7 +190,7 @@ func copyEndToEnd(to, from http.Header) {
 	}
 	for name, values := range from {
 		if !hopByHop[name] && !named[name] && name != hopHeader {
-			to[name] = append([]string(nil), values...)
+			to[name] = slices.Clone(values)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/hearsay-project/hearsay/engine"
@@ -23,22 +24,31 @@ const (
 	expectedHeader = "Hearsay-Expected-Tokens" // on an answer: cached tokens that the estimate promised
 )
 
-// Why a forward is given up.
+// Why a node did not answer a request.
 var (
-	errSilent  = errors.New("the peer's heartbeat stopped")
+	errSilent  = errors.New("its heartbeat stopped")
 	errTimeout = errors.New("no first byte within the forward timeout")
-	errFull    = errors.New("the engine's queue is full")
+	errFull    = errors.New("its queue is full")
+	errRejects = errors.New("it rejects the request")
+	errHeld    = errors.New("too many bytes of requests are held")
 )
 
 // request is one request on its way through this node.
 type request struct {
 	http    *http.Request
-	body    []byte
-	prompt  engine.Prompt
-	route   node.Request // its chain is empty where there is nothing to route by
-	root    prefix.Hash
-	hop     string // the node that a client asked, or "" where this one is it
 	arrived time.Time
+	hop     string // the node that a client asked, or "" where this one is it
+
+	body []byte // until an answer has begun
+	held int64  // its share of Config.BodiesMax
+
+	// What routing reads; Chain is empty where there is nothing to route by. Of
+	// the prompt's text only the bytes after its last whole block are kept, which
+	// with the answer go on from the hash last.
+	route  node.Request
+	prompt engine.Prompt
+	last   prefix.Hash
+	stay   string // why it is to be served here, once that is settled
 }
 
 // serveClient answers a request of a client; serveForwarded one of a peer.
@@ -54,89 +64,133 @@ func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
 	d.serve(w, r, from)
 }
 
-// serve is the way of every request. from is the node that forwarded it.
+// serve sees a request through and books how it ended, once.
 func (d *Daemon) serve(w http.ResponseWriter, r *http.Request, from string) {
-	q, err := d.read(w, r, from)
-	if err != nil {
-		d.refuse(w, q, node.Decision{}, err)
+	if !d.enter() {
+		writeError(w, http.StatusServiceUnavailable, "shutting_down", "the node has shut down")
 		return
+	}
+	defer d.running.Done()
+	q := &request{http: r, arrived: time.Now(), hop: from}
+	defer d.release(q)
+	res := d.handle(w, q)
+	d.book(q, res)
+	if res.outcome == outcomeBroken {
+		panic(http.ErrAbortHandler) // the one way to cut a client's connection
+	}
+}
+
+// handle is the way of every request. A node that fails before the first byte of
+// an answer is set aside, and the next one asked; this one may be asked twice, as
+// the last resort.
+func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
+	if err := d.read(w, q); err != nil {
+		return d.refuse(w, q, err)
 	}
 	var tried []string
 	for {
 		decision := d.decide(q, tried)
 		answer, err := d.ask(q, decision)
-		if err == nil {
+		switch {
+		case err == nil:
 			defer answer.close()
-			d.relay(w, q, decision, answer)
-			return
+			d.release(q)
+			return d.relay(w, q, decision, answer)
+		case q.http.Context().Err() != nil:
+			return result{outcome: outcomeCancelled, decision: decision}
+		case q.hop != "" || slices.Contains(tried, decision.Node):
+			return d.refuse(w, q, err)
 		}
-		if r.Context().Err() != nil {
-			d.finished(q, decision, result{outcome: outcomeCancelled})
-			return
-		}
-		if decision.Self {
-			d.refuse(w, q, decision, err)
-			return
-		}
-		d.setAside(decision.Node, err)
+		d.setAside(q, decision, err)
 		tried = append(tried, decision.Node)
 	}
 }
 
+// heldMin is what the smallest request counts for in Config.BodiesMax, so that it
+// bounds their number too.
+const heldMin = 32 << 10
+
 // read takes in the whole request, bounded in bytes and time, and names its prompt.
-func (d *Daemon) read(w http.ResponseWriter, r *http.Request, from string) (*request, error) {
-	q := &request{http: r, hop: from, arrived: time.Now()}
+func (d *Daemon) read(w http.ResponseWriter, q *request) error {
+	q.held = max(q.http.ContentLength, heldMin)
+	if q.http.ContentLength < 0 || q.held > d.cfg.BodyMax {
+		q.held = d.cfg.BodyMax
+	}
+	if !d.bodies.TryAcquire(q.held) {
+		q.held = 0
+		return errHeld
+	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(q.arrived.Add(bodyTimeout))
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, d.cfg.BodyMax))
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.http.Body, d.cfg.BodyMax))
 	if err != nil {
-		return q, fmt.Errorf("read the request's body: %w", err)
+		return fmt.Errorf("read the request's body: %w", err)
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	q.body = body
-	if r.Method != http.MethodPost || !engine.Routed(r.URL.Path) {
-		return q, nil
+	if q.http.Method == http.MethodPost && engine.Routed(q.http.URL.Path) {
+		d.name(q)
 	}
-	if q.prompt, err = engine.Read(r.URL.Path, body); err != nil {
+	return nil
+}
+
+// name reads the prompt and names its prefixes.
+func (d *Daemon) name(q *request) {
+	p, err := engine.Read(q.http.URL.Path, q.body)
+	if err != nil {
 		d.log.Debug("request without a readable prompt", "err", err)
-		return q, nil
+		return
 	}
-	q.root = d.cfg.Key.Root(q.prompt.Scope)
-	q.route = node.Request{
-		Model: q.prompt.Scope.Model,
-		Chain: prefix.NewChain(q.root, q.prompt.Text),
-		Bytes: len(q.prompt.Text),
+	root := d.cfg.Key.Root(p.Scope)
+	chain := prefix.NewChain(root, p.Text)
+	q.route = node.Request{Model: p.Scope.Model, Chain: chain, Bytes: len(p.Text)}
+	q.last = root
+	if len(chain) > 0 {
+		q.last = chain[len(chain)-1]
 	}
-	return q, nil
+	p.Text = bytes.Clone(p.Text[len(chain)*prefix.BlockBytes:])
+	q.prompt = p
+}
+
+// release gives up what the request holds of other requests' memory.
+func (d *Daemon) release(q *request) {
+	d.bodies.Release(q.held)
+	q.held, q.body = 0, nil
 }
 
 // decide asks the node where q runs. What came over a hop stays, and so does
 // what has no prompt or has used up its tries.
 func (d *Daemon) decide(q *request, tried []string) (decision node.Decision) {
+	switch {
+	case q.hop != "":
+		q.stay = "forwarded here"
+	case q.route.Bytes == 0:
+		q.stay = "nothing to route by"
+	case len(tried) >= d.cfg.ForwardsMax:
+		q.stay = "tried enough peers"
+	}
 	d.locked(func(now time.Time, n *node.Node) {
-		switch {
-		case q.hop != "":
-			decision = n.Here(q.route, "forwarded here")
-		case q.route.Bytes == 0:
-			decision = n.Here(q.route, "nothing to route by")
-		case len(tried) >= d.cfg.ForwardsMax:
-			decision = n.Here(q.route, "tried enough peers")
-		default:
+		if q.stay != "" {
+			decision = n.Stay(q.route, q.stay)
+		} else {
 			decision = n.Route(now, q.route, tried...)
 		}
 	})
 	return decision
 }
 
-// setAside notes that a node did not take the request. Only a peer that failed
-// is doubted: one that was full, or is leaving, said so.
-func (d *Daemon) setAside(name string, err error) {
-	d.log.Warn("served elsewhere", "peer", name, "err", err)
-	if errors.Is(err, errFull) {
-		return
+// setAside notes why a node did not answer. One that failed is doubted; one that
+// was full or rejected the request said so. Only the engine beside this node may
+// reject a request for good: limits and models may differ.
+func (d *Daemon) setAside(q *request, decision node.Decision, err error) {
+	d.log.Warn("served elsewhere", "peer", decision.Node, "err", err)
+	switch {
+	case errors.Is(err, errRejects):
+		q.stay = decision.Node + " rejects it"
+	case !errors.Is(err, errFull):
+		d.metrics.failures.WithLabelValues(decision.Node).Inc()
+		d.locked(func(now time.Time, n *node.Node) { n.Failed(now, decision.Node) })
 	}
-	d.metrics.forwardFailures.WithLabelValues(name).Inc()
-	d.locked(func(now time.Time, n *node.Node) { n.Failed(now, name) })
 }
 
 // ask sends q where the decision says and waits for the first byte of a body.
@@ -150,6 +204,11 @@ func (d *Daemon) ask(q *request, decision node.Decision) (*answer, error) {
 		return nil, err
 	}
 	copyEndToEnd(out.Header, q.http.Header)
+	if out.Header["Idempotency-Key"] == nil {
+		// An engine may close a kept connection just as it is used. This,
+		// which is not sent, lets net/http try another when no byte came back.
+		out.Header["Idempotency-Key"] = []string{}
+	}
 	if decision.Self {
 		err = d.askEngine(a, out)
 	} else {
@@ -163,23 +222,22 @@ func (d *Daemon) ask(q *request, decision node.Decision) (*answer, error) {
 }
 
 func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
+	full := false
 	d.locked(func(now time.Time, n *node.Node) {
-		if d.inFlight >= d.cfg.InFlightMax {
-			err = errFull
-			return
+		if full = d.inFlight >= d.cfg.InFlightMax; !full {
+			d.inFlight++
+			n.Queued(now, d.inFlight)
 		}
-		d.inFlight++
-		n.Queued(now, d.inFlight)
 	})
-	if err != nil {
-		return err
+	if full {
+		return errFull
 	}
-	a.onClose = append(a.onClose, func() {
+	a.done = func() {
 		d.locked(func(now time.Time, n *node.Node) {
 			d.inFlight--
 			n.Queued(now, d.inFlight)
 		})
-	})
+	}
 	if a.resp, err = d.cfg.Engine.RoundTrip(out); err != nil {
 		return fmt.Errorf("ask the engine: %w", err)
 	}
@@ -193,8 +251,8 @@ func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) 
 	defer func() {
 		timeout.Stop()
 		d.locked(func(time.Time, *node.Node) { delete(d.forwards, f) })
-		if cause := context.Cause(out.Context()); err != nil && cause != nil {
-			err = cause
+		if cause := context.Cause(out.Context()); cause != nil {
+			err = cause // given up, perhaps as its first byte came
 		}
 	}()
 	out.Header.Set(hopHeader, d.cfg.Node.Name)
@@ -203,9 +261,11 @@ func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) 
 	}
 	switch status := a.resp.StatusCode; {
 	case status == http.StatusTooManyRequests:
-		return fmt.Errorf("forward to %s: %w", peer, errFull)
+		return errFull
 	case status >= 500:
 		return fmt.Errorf("forward to %s: status %d", peer, status)
+	case status >= 400:
+		return errRejects
 	}
 	return a.peek()
 }

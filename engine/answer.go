@@ -38,6 +38,7 @@ type Scanner struct {
 	cut       bool // the text is not whole
 	usage     Usage
 	usageSeen bool
+	ended     bool
 }
 
 // NewScanner returns a scanner for an answer with these headers.
@@ -86,9 +87,15 @@ func (s *Scanner) hold(p []byte) {
 }
 
 func (s *Scanner) line(line []byte) {
-	if data, ok := bytes.CutPrefix(line, []byte("data:")); ok {
-		s.object(bytes.TrimSpace(data))
+	data, ok := bytes.CutPrefix(line, []byte("data:"))
+	if data = bytes.TrimSpace(data); !ok {
+		return
 	}
+	if string(data) == "[DONE]" {
+		s.ended = true
+		return
+	}
+	s.object(data)
 }
 
 // object takes one JSON object of an answer, a chunk of a stream or the whole.
@@ -145,6 +152,9 @@ func (s *Scanner) Text() (string, bool) {
 	s.finish()
 	return s.text.String(), !s.cut
 }
+
+// Ended says whether the stream said that it is whole.
+func (s *Scanner) Ended() bool { return s.ended }
 
 func (s *Scanner) finish() {
 	if len(s.pending) == 0 {

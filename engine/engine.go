@@ -9,6 +9,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +17,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 )
 
@@ -33,6 +33,7 @@ func OpenRemote(base string) (*Remote, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, fmt.Errorf("engine %q is not a URL such as http://127.0.0.1:30000", base)
 	}
+	u.Path = cmp.Or(u.Path, "/") // or JoinPath makes relative paths
 	return &Remote{base: u, transport: &http.Transport{
 		Proxy:               nil, // an engine is beside its node
 		DisableCompression:  true,
@@ -46,12 +47,11 @@ func OpenRemote(base string) (*Remote, error) {
 // wait for an answer has no limit of its own, since a long prefill looks like
 // silence: the request's context ends it.
 func (e *Remote) RoundTrip(req *http.Request) (*http.Response, error) {
-	req.URL = e.base.JoinPath().ResolveReference(&url.URL{
-		Path:     strings.TrimSuffix(e.base.Path, "/") + req.URL.Path,
-		RawQuery: req.URL.RawQuery,
-	})
-	req.Host = ""
-	return e.transport.RoundTrip(req)
+	out := req.WithContext(req.Context()) // a round tripper leaves its request alone
+	out.URL = e.base.JoinPath(req.URL.EscapedPath())
+	out.URL.RawQuery = req.URL.RawQuery
+	out.Host = ""
+	return e.transport.RoundTrip(out)
 }
 
 // Close drops the idle connections.
@@ -79,6 +79,9 @@ func (e Local) RoundTrip(req *http.Request) (*http.Response, error) {
 			answer.WriteHeader(http.StatusOK)
 			pw.Close()
 		}()
+		if req.Body != nil {
+			defer req.Body.Close()
+		}
 		e.Handler.ServeHTTP(answer, req.WithContext(ctx))
 	}()
 	stop := func() {
@@ -99,7 +102,7 @@ func (e Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	}
 	return &http.Response{
-		Status: http.StatusText(answer.status), StatusCode: answer.status,
+		Status: fmt.Sprint(answer.status, " ", http.StatusText(answer.status)), StatusCode: answer.status,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: answer.sent, ContentLength: length, Request: req,
 		Body: &pipeBody{PipeReader: pr, stop: stop},

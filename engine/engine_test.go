@@ -191,6 +191,9 @@ func handler() http.Handler {
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.Copy(w, r.Body)
 	})
+	mux.HandleFunc("GET /path/", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.URL.RequestURI())
+	})
 	mux.HandleFunc("/wait", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "begun")
 		_ = http.NewResponseController(w).Flush()
@@ -203,18 +206,30 @@ func handler() http.Handler {
 	return mux
 }
 
-// Both ways to an engine keep the same promises.
-func TestEngines(t *testing.T) {
-	server := httptest.NewUnstartedServer(http.StripPrefix("/base", handler()))
+// remoteAt serves h and returns the way to it.
+func remoteAt(t *testing.T, path string, h http.Handler) *Remote {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handler that panics
 	server.Start()
-	defer server.Close()
-	remote, err := OpenRemote(server.URL + "/base")
+	remote, err := OpenRemote(server.URL + path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer remote.Close()
-	for name, e := range map[string]http.RoundTripper{"remote": remote, "local": Local{Handler: handler()}} {
+	t.Cleanup(func() {
+		remote.Close()
+		server.Close()
+	})
+	return remote
+}
+
+// Both ways to an engine keep the same promises.
+func TestEngines(t *testing.T) {
+	for name, e := range map[string]http.RoundTripper{
+		"remote":         remoteAt(t, "/base", http.StripPrefix("/base", handler())),
+		"remote at root": remoteAt(t, "", handler()),
+		"local":          Local{Handler: handler()},
+	} {
 		t.Run(name, func(t *testing.T) {
 			models, err := Models(t.Context(), e)
 			if err != nil || len(models) != 1 || models[0] != "m" {
@@ -231,13 +246,23 @@ func TestEngines(t *testing.T) {
 				t.Errorf("status %d, body %q, headers %v, err %v", resp.StatusCode, body, resp.Header, err)
 			}
 
+			encoded, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://engine/path/a%2Fb?c=d", nil)
+			if resp, err = e.RoundTrip(encoded); err != nil {
+				t.Fatal(err)
+			}
+			body, _ = io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if want := "/path/a%2Fb?c=d"; !strings.HasSuffix(string(body), want) || encoded.URL.Host != "engine" {
+				t.Errorf("asked for %s, want %s; the request now reads %s", body, want, encoded.URL)
+			}
+
 			ctx, cancel := context.WithCancel(t.Context())
 			wait, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/wait", nil)
 			if resp, err = e.RoundTrip(wait); err != nil {
 				t.Fatal(err)
 			}
 			cancel()
-			if _, err = io.ReadAll(resp.Body); err == nil && name == "remote" {
+			if _, err = io.ReadAll(resp.Body); err == nil && name != "local" {
 				t.Error("a cancelled answer ended as if it were whole")
 			}
 			resp.Body.Close()

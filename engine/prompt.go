@@ -18,8 +18,8 @@ type Prompt struct {
 }
 
 // In the canonical prompt each message is startPart, its role, startText, its
-// content. Both are control characters that no JSON string holds unescaped and
-// no chat template uses, so two different conversations never read the same.
+// content. Both are control characters that nobody writes: two conversations that
+// read the same because one does would share a name, which costs a cache miss.
 const (
 	startPart = "\x1e"
 	startText = "\x1f"
@@ -49,7 +49,7 @@ func Read(path string, body []byte) (Prompt, error) {
 		p.Text = completionText(fields["prompt"])
 		return p, nil
 	}
-	if tools := fields["tools"]; len(tools) > 0 {
+	if tools := fields["tools"]; len(tools) > 0 && string(tools) != "null" {
 		p.Text = appendMessage(p.Text, "tools", string(canonicalJSON(tools)))
 	}
 	var messages []map[string]json.RawMessage
@@ -104,7 +104,7 @@ func appendChatMessage(text []byte, m map[string]json.RawMessage) []byte {
 	default:
 		text = append(text, canonicalJSON(raw)...)
 	}
-	if calls := m["tool_calls"]; len(calls) > 0 {
+	if calls := m["tool_calls"]; len(calls) > 0 && string(calls) != "null" {
 		text = append(text, startText...)
 		text = append(text, canonicalJSON(calls)...)
 	}

@@ -175,11 +175,23 @@ func (f *demoFlags) waitReady(ctx context.Context, nodes []*child) error {
 			}
 			select {
 			case <-time.After(50 * time.Millisecond):
-			case <-nodes[i].ended:
-				return fmt.Errorf("%s ended before it served; what it said stands above", nodes[i].name)
+			case <-anyEnded(nodes):
+				return errors.New("a node ended before all were ready; what it said stands above")
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
+		}
+	}
+	return nil
+}
+
+// anyEnded is closed when a node has ended.
+func anyEnded(nodes []*child) <-chan struct{} {
+	for _, c := range nodes {
+		select {
+		case <-c.ended:
+			return c.ended
+		default:
 		}
 	}
 	return nil

@@ -311,6 +311,8 @@ func TestMisuse(t *testing.T) {
 		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --engine vllm", "is not a URL such as http://127.0.0.1:30000"},
 		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --model /nowhere.gguf", "/nowhere.gguf"},
 		{"serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --poll 1ms", "choose between 20ms and"},
+		{"serve --forwards-max 0", "--forwards-max is too small"},
+		{"serve --body-max 10 --bodies-max 5", "--bodies-max is too small"},
 		{"serve --gossip shout", `there is no mode "shout"`},
 		{"serve --peer-cert x", "--peer-"},
 		{"serve --cluster-key /nowhere", "--cluster-key"},

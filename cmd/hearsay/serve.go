@@ -69,6 +69,7 @@ func (f *serveFlags) groups() []flagGroup {
 		group("Clients", func(s *pflag.FlagSet) {
 			s.StringVar(&f.listen, "listen", "127.0.0.1:8080", "`address` of the OpenAI API")
 			s.Int64Var(&f.daemon.BodyMax, "body-max", 32<<20, "`bytes` of one request's body; more is refused with 413")
+			s.Int64Var(&f.daemon.BodiesMax, "bodies-max", 512<<20, "`bytes` of all requests whose answer has not begun; more are refused with 429")
 			s.IntVar(&f.daemon.InFlightMax, "in-flight-max", 256, "requests at the engine at a time; more are refused with 429")
 			s.DurationVar(&f.daemon.DrainTimeout, "drain-timeout", 30*time.Second, "how long a shutdown waits for running requests")
 		}),
@@ -153,7 +154,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	if f.gossip != "paper" {
 		return cfg, nil, misuse("--gossip: there is no mode %q; the mode is paper", f.gossip)
 	}
-	if err = f.secrets(&cfg); err != nil {
+	if err = errors.Join(f.positive(), f.secrets(&cfg)); err != nil {
 		return cfg, nil, err
 	}
 	if cfg.API, err = listen("--listen", f.listen); err != nil {
@@ -170,6 +171,23 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	cfg.Node.Life = uint64(time.Now().UnixNano())
 	cfg.Engine, closeEngine, err = f.openEngine(&cfg.Node.CapacityTokens)
 	return cfg, closeEngine, err
+}
+
+// positive refuses limits that would stop the node.
+func (f *serveFlags) positive() error {
+	for flag, ok := range map[string]bool{
+		"--body-max": f.daemon.BodyMax > 0, "--bodies-max": f.daemon.BodiesMax >= f.daemon.BodyMax,
+		"--in-flight-max": f.daemon.InFlightMax > 0, "--drain-timeout": f.daemon.DrainTimeout > 0,
+		"--forwards-max": f.daemon.ForwardsMax > 0, "--forward-timeout": f.daemon.ForwardTimeout > 0,
+		"--queue-threshold": f.node.QueueThreshold > 0, "--pause": f.node.PauseFor >= 0,
+		"--kv-tokens": f.node.CapacityTokens >= 0, "--poll": f.node.Poll > 0,
+		"--link-delay": f.mesh.LinkDelay >= 0, "--link-jitter": f.mesh.LinkJitter >= 0,
+	} {
+		if !ok {
+			return misuse("%s is too small; hearsay serve --help has the default", flag)
+		}
+	}
+	return nil
 }
 
 // secrets reads the peer certificates and the cluster's key.
