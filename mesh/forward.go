@@ -47,7 +47,7 @@ func (m *Mesh) newServer() *http.Server {
 			MaxConcurrentStreams:          forwardsMax,
 			MaxReceiveBufferPerStream:     receiveBuffer,
 			MaxReceiveBufferPerConnection: receiveBuffers,
-			SendPingTimeout:               silenceMax, // for the dead nothing need be computed
+			SendPingTimeout:               silenceMax, // so that work for a dead peer is given up
 			PingTimeout:                   silenceMax + m.port.roundTrip(),
 		},
 		ErrorLog: log.New(lines{log: m.log, level: slog.LevelWarn, seen: func(line []byte) {
@@ -95,26 +95,27 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	m.wg.Add(1)
 	m.mu.Unlock()
 	defer m.wg.Done()
-	switch u := upgrades[r.URL.Path]; {
-	case u.token == "" && r.ProtoMajor < 2:
-		// Peers forward over HTTP/2 alone. No browser speaks it without TLS, so no
-		// web page can reach the handler through a loopback port.
-		http.Error(w, "forwards come over HTTP/2", http.StatusHTTPVersionNotSupported)
-	case u.token == "":
-		m.cfg.Handler.ServeHTTP(w, r)
-	case !m.port.fits(w, r, u):
-	case u == upgradeRumors:
+	switch path := r.URL.Path; {
+	case path == upgradeRumors.path:
 		m.acceptRumors(w, r)
-	case u == upgradePackets:
-		m.transport.acceptPackets(w)
-	case u == upgradeStreams:
-		m.transport.acceptStream(w)
+	case path == upgradeStreams.path:
+		if m.port.fits(w, r, upgradeStreams) {
+			m.transport.acceptStream(w)
+		}
+	case r.ProtoMajor < 2:
+		// No browser speaks HTTP/2 without TLS, so no web page can reach what
+		// follows through a loopback port.
+		http.Error(w, "forwards come over HTTP/2", http.StatusHTTPVersionNotSupported)
+	case path == packetsPath:
+		m.transport.acceptPacket(w, r)
+	default:
+		m.cfg.Handler.ServeHTTP(w, r)
 	}
 }
 
-// forwarder is the client side of forwards: pooled HTTP/2 and nothing else. The
-// request's own context bounds what the pings do not.
-func (p *port) forwarder(secure *tls.Config) *http.Transport {
+// newPool is the client side of forwards and packets: pooled HTTP/2 and nothing
+// else. The request's own context bounds what the pings do not.
+func (p *port) newPool(secure *tls.Config) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(secure != nil)
 	protocols.SetUnencryptedHTTP2(secure == nil)
@@ -152,11 +153,16 @@ func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error)
 		}
 		return nil, fmt.Errorf("%s is no member of this mesh", peer)
 	}
+	return m.port.forward(addr, req)
+}
+
+// forward sends req, whatever its host, to the node at addr.
+func (p *port) forward(addr string, req *http.Request) (*http.Response, error) {
 	out, to := req.WithContext(req.Context()), *req.URL
 	to.Scheme, to.Host = "http", addr
-	if m.cfg.TLS != nil {
+	if p.client != nil {
 		to.Scheme = "https"
 	}
 	out.URL, out.Host, out.RequestURI = &to, addr, ""
-	return m.forwards.RoundTrip(out)
+	return p.pool.RoundTrip(out)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/hearsay-project/hearsay/gossip"
 )
 
-// A frame is what travels on an upgraded connection:
+// A frame is what travels on a rumor stream:
 //
 //	length  u32, big-endian: bytes of the payload
 //	type    u8
@@ -20,39 +20,31 @@ const (
 	frameRumor   byte = 1 // author to peer: gossip.Rumor.AppendBinary
 	frameAck     byte = 2 // life u64, version u64, big-endian: the newest rumor read
 	frameGoodbye byte = 3 // no payload: the sender leaves; the receiver closes the connection
-	framePacket  byte = 4 // one memberlist packet, on a packet connection only
 )
 
 const (
 	frameHeader = 5
 	ackSize     = 16
 
-	// frameMax bounds a payload. A full snapshot takes 9.2 bytes a block, so
-	// this is a tree of seven million blocks, more than any engine's memory
-	// holds; a longer frame is garbage or an attack.
-	frameMax = 64 << 20
-
-	_ = uint(frameMax - gossip.MaxRumorBytes) // the largest rumor fits
-
-	// packetMax bounds a memberlist packet; memberlist itself stops at UDPBufferSize.
-	packetMax = 64 << 10
+	// frameMax bounds a payload: nothing longer than a rumor is ever sent.
+	frameMax = gossip.MaxRumorBytes
 
 	// frameStep is what is allocated on the word of a length alone. Beyond it a
 	// payload's memory grows only as its bytes arrive.
 	frameStep = 64 << 10
 )
 
-// readFrame reads one frame with at most limit bytes of payload. It holds at
-// most about twice the bytes that really arrived, whatever the length says. The
-// payload is the caller's. io.EOF means that the stream ended between frames.
-func readFrame(r io.Reader, limit int) (kind byte, payload []byte, err error) {
+// readFrame reads one frame. It holds at most about twice the bytes that really
+// arrived, whatever the length says. The payload is the caller's. io.EOF means
+// that the stream ended between frames.
+func readFrame(r io.Reader) (kind byte, payload []byte, err error) {
 	var head [frameHeader]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
-	size := uint64(binary.BigEndian.Uint32(head[:]))
-	if size > uint64(limit) {
-		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", size, limit)
+	size := binary.BigEndian.Uint32(head[:])
+	if size > frameMax {
+		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", size, frameMax)
 	}
 	for left := int(size); left > 0; left = int(size) - len(payload) {
 		have := len(payload)

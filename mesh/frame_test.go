@@ -14,20 +14,20 @@ func TestFramesSurviveTheWire(t *testing.T) {
 	big := frame(frameRumor, bytes.Repeat([]byte{9}, frameHeader+3*frameStep+1))
 	wire := append(append(a.frame(), big...), frame(frameGoodbye, make([]byte, frameHeader))...)
 	in := bytes.NewReader(wire)
-	kind, b, err := readFrame(in, frameMax)
+	kind, b, err := readFrame(in)
 	if got, e := decodeAck(b); kind != frameAck || err != nil || e != nil || got != a {
 		t.Errorf("ack: %d %v %v %v", kind, got, err, e)
 	}
-	if kind, b, err = readFrame(in, frameMax); kind != frameRumor || err != nil || !bytes.Equal(b, big[frameHeader:]) {
+	if kind, b, err = readFrame(in); kind != frameRumor || err != nil || !bytes.Equal(b, big[frameHeader:]) {
 		t.Errorf("rumor: %d, %d bytes, %v", kind, len(b), err)
 	}
-	if kind, b, err = readFrame(in, frameMax); kind != frameGoodbye || err != nil || len(b) != 0 {
+	if kind, b, err = readFrame(in); kind != frameGoodbye || err != nil || len(b) != 0 {
 		t.Errorf("goodbye: %d %d %v", kind, len(b), err)
 	}
-	if _, _, err = readFrame(in, frameMax); err != io.EOF {
+	if _, _, err = readFrame(in); err != io.EOF {
 		t.Errorf("end: %v", err)
 	}
-	if _, _, err = readFrame(bytes.NewReader(big[:len(big)-1]), frameMax); err != io.ErrUnexpectedEOF {
+	if _, _, err = readFrame(bytes.NewReader(big[:len(big)-1])); err != io.ErrUnexpectedEOF {
 		t.Errorf("cut short: %v", err)
 	}
 }
@@ -38,12 +38,13 @@ func TestFrameLengthAllocatesNothing(t *testing.T) {
 	wire := append(head, append([]byte{frameRumor}, make([]byte, 1000)...)...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, _, err := readFrame(bytes.NewReader(wire), frameMax)
+	_, _, err := readFrame(bytes.NewReader(wire))
 	runtime.ReadMemStats(&after)
 	if grew := after.TotalAlloc - before.TotalAlloc; err != io.ErrUnexpectedEOF || grew > 4*frameStep {
 		t.Errorf("allocated %d bytes for 1000: %v", grew, err)
 	}
-	if _, _, err := readFrame(bytes.NewReader(wire), frameMax-1); err == nil {
+	binary.BigEndian.PutUint32(wire, frameMax+1)
+	if _, _, err := readFrame(bytes.NewReader(wire)); err == nil || err == io.ErrUnexpectedEOF {
 		t.Error("a frame beyond the limit was read")
 	}
 }
@@ -54,15 +55,14 @@ func FuzzReadFrame(f *testing.F) {
 	f.Add(ack{1, 2}.frame())
 	f.Add([]byte{255, 255, 255, 255, frameRumor})
 	f.Fuzz(func(t *testing.T, wire []byte) {
-		const limit = 1 << 20
 		for in := bytes.NewReader(wire); ; {
 			at := len(wire) - in.Len()
-			kind, b, err := readFrame(in, limit)
+			kind, b, err := readFrame(in)
 			if err != nil {
 				return
 			}
 			end := at + frameHeader + len(b)
-			if len(b) > limit || !bytes.Equal(frame(kind, append(make([]byte, frameHeader), b...)), wire[at:end]) {
+			if len(b) > frameMax || !bytes.Equal(frame(kind, append(make([]byte, frameHeader), b...)), wire[at:end]) {
 				t.Fatalf("frame of type %d with %d bytes is not what stood at %d", kind, len(b), at)
 			}
 			if kind == frameAck {

@@ -1,9 +1,10 @@
 // Package mesh is the peer port of a node: the one TCP listener for everything
 // that nodes say to each other, with one security model.
 //
-//	membership  memberlist (SWIM), its packets and streams on upgraded HTTP/1.1 connections
+//	membership  memberlist (SWIM): its packets over pooled HTTP/2, a POST each,
+//	            its streams on upgraded HTTP/1.1 connections
 //	rumors      one persistent stream of frames per pair of nodes, upgraded likewise
-//	forwards    every other request, over pooled HTTP/2, to Config.Handler
+//	forwards    every other request, over the same pool as packets, to Config.Handler
 //
 // With TLS the protocol is chosen by ALPN; without, HTTP/2 by prior knowledge
 // (RFC 9113, section 3.3). The bytes are described at the type upgrade and the
@@ -74,7 +75,6 @@ type Peer struct {
 type Stats struct {
 	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors, headers included
 	FramesSent, FramesReceived         uint64 // on rumor streams, of every type
-	PacketsDropped                     uint64 // memberlist packets given up
 	Refused                            uint64 // connections: no certificate of ours, wrong name or version, port full
 }
 
@@ -86,7 +86,6 @@ type Mesh struct {
 	transport *transport
 	members   *memberlist.Memberlist
 	server    *http.Server
-	forwards  *http.Transport
 	addr      string // that peers dial, ip:port
 	ctx       context.Context
 	cancel    context.CancelFunc
@@ -132,8 +131,8 @@ func open(cfg Config) (*Mesh, error) {
 		m.port.client = cfg.TLS.Clone()
 		m.port.client.NextProtos = []string{"http/1.1"}
 	}
-	m.transport = newTransport(m.ctx, m.port, &m.wg, ip, tcpPort)
-	m.forwards = m.port.forwarder(cfg.TLS)
+	m.transport = newTransport(m.ctx, m.port, ip, tcpPort)
+	m.port.pool = m.port.newPool(cfg.TLS)
 	m.server = m.newServer()
 	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, watcher{m}, log.New(lines{log: m.log}, "", 0)))
 	if err != nil {
@@ -244,7 +243,7 @@ func (m *Mesh) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
-	s.PacketsDropped, s.Refused = m.transport.dropped.Load(), m.port.refused.Load()
+	s.Refused = m.port.refused.Load()
 	return s
 }
 
@@ -338,7 +337,7 @@ func (m *Mesh) Close() error {
 	err := m.members.Shutdown()
 	m.server.Close()
 	m.port.shut()
-	m.forwards.CloseIdleConnections()
+	m.port.pool.CloseIdleConnections()
 	m.wg.Wait()
 	return err
 }

@@ -46,12 +46,7 @@ type upgrade struct{ path, token string }
 
 var (
 	upgradeRumors  = upgrade{"/hearsay/v1/rumors", "hearsay-rumor/1"}
-	upgradePackets = upgrade{"/hearsay/v1/packets", "hearsay-packet/1"}
 	upgradeStreams = upgrade{"/hearsay/v1/streams", "hearsay-stream/1"}
-
-	upgrades = map[string]upgrade{
-		upgradeRumors.path: upgradeRumors, upgradePackets.path: upgradePackets, upgradeStreams.path: upgradeStreams,
-	}
 )
 
 const (
@@ -64,7 +59,8 @@ const (
 type port struct {
 	name          string
 	raw           func(ctx context.Context, addr string) (net.Conn, error)
-	client        *tls.Config // nil: no TLS
+	client        *tls.Config     // of upgrades; nil: no TLS
+	pool          *http.Transport // of HTTP/2 connections
 	delay, jitter time.Duration
 	log           *slog.Logger
 	wg            *sync.WaitGroup

@@ -81,7 +81,8 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 			{"n5", "n5", upgradeRumors, "refused with 409: two nodes are called n5; give one another --name"},
 			{"n6", "n5", upgradeRumors, "refused with 400: n5 dials n6"},
 			{"n4", "n5", upgradeRumors, "refused with 503: n5 has not heard of n4 yet"},
-			{"n4", "", upgrade{upgradePackets.path, "hearsay-packet/2"}, "refused with 426: n5 speaks hearsay-packet/1, not hearsay-packet/2; run one version on all nodes"},
+			{"n4", "", upgrade{upgradeStreams.path, "hearsay-stream/2"}, "refused with 426: n5 speaks hearsay-stream/1, not hearsay-stream/2; run one version on all nodes"},
+			{"n4", "", upgrade{packetsPath, "hearsay-packet/1"}, "refused with 505"},
 			{"n4", "", upgrade{"/v1/chat", "chat/1"}, "refused with 505"},
 		} {
 			p := dialler(t, network, c.from)

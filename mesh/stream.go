@@ -162,7 +162,7 @@ func (s *stream) pieces(b []byte) error {
 func (s *stream) read() error {
 	in := bufio.NewReader(s.conn)
 	for {
-		kind, payload, err := readFrame(in, frameMax)
+		kind, payload, err := readFrame(in)
 		if err != nil {
 			return err
 		}
@@ -242,6 +242,9 @@ func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
 // acceptRumors serves the stream of a peer with a smaller name: of each pair the
 // smaller name dials, so that there is one stream and not two.
 func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
+	if !m.port.fits(w, r, upgradeRumors) {
+		return
+	}
 	from := r.Header.Get(headerFrom)
 	m.mu.Lock()
 	p := m.peers[from]

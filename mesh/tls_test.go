@@ -148,7 +148,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			network := memnet.New()
 			node := start(t, network, 1, nil, func(c *Config) { c.TLS = home })
 			intruder := start(t, network, 2, seed, func(c *Config) { c.TLS = client })
-			for _, u := range []upgrade{upgradeRumors, upgradePackets, upgradeStreams} {
+			for _, u := range []upgrade{upgradeRumors, upgradeStreams} {
 				conn, err := intruder.port.upgrade(t.Context(), seed[0], u, "")
 				if err == nil {
 					t.Errorf("%s: upgraded to %s", name, u.token)

@@ -1,56 +1,49 @@
 package mesh
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"io"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
+	"net/netip"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/semaphore"
 )
 
 const (
-	// packetQueue is how many packets wait for one destination. memberlist sends
-	// a few a second; more than this means that they do not get through.
-	packetQueue = 64
+	packetsPath = "/hearsay/v1/packets"
 
-	// packetLinksMax bounds the destinations with a connection of their own.
-	packetLinksMax = 256
+	// packetsMax bounds the packets on their way. memberlist sends some ten a
+	// second, whatever the cluster's size, and one to the dead is given up after
+	// connectWait; more than this means that they do not get through.
+	packetsMax = 256
 
-	packetIdle     = time.Minute            // an unused packet connection is closed after this
-	packetStall    = 10 * time.Second       // a packet not written in this time breaks the connection
-	packetRetryMin = 500 * time.Millisecond // between two dials of one destination, doubled
-	packetRetryMax = 8 * time.Second
+	// packetMax bounds a packet; memberlist itself stops at UDPBufferSize.
+	packetMax = 64 << 10
 )
 
-// transport carries memberlist over the peer port. A stream of memberlist's is an
-// upgraded connection; its packets to one destination share one, a frame each.
-// Packets are best effort: one that finds its queue full, or no connection, is lost.
+// transport carries memberlist over the peer port: a packet as the body of a POST
+// between the forwards, a stream on an upgraded connection of its own. Packets are
+// best effort: one that is too many or does not get through in time is lost.
 type transport struct {
 	ctx     context.Context // ends with the mesh
 	port    *port
-	wg      *sync.WaitGroup
 	ip      net.IP
 	tcpPort int
+	sending *semaphore.Weighted
 	packets chan *memberlist.Packet
 	streams chan net.Conn
-	dropped atomic.Uint64
-
-	mu    sync.Mutex
-	links map[string]chan []byte // frames on their way, by destination
 }
 
-var _ memberlist.NodeAwareTransport = (*transport)(nil)
+var _ memberlist.Transport = (*transport)(nil)
 
-func newTransport(ctx context.Context, p *port, wg *sync.WaitGroup, ip net.IP, tcpPort int) *transport {
+func newTransport(ctx context.Context, p *port, ip net.IP, tcpPort int) *transport {
 	return &transport{
-		ctx: ctx, port: p, wg: wg, ip: ip, tcpPort: tcpPort,
+		ctx: ctx, port: p, ip: ip, tcpPort: tcpPort, sending: semaphore.NewWeighted(packetsMax),
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn),
-		links: map[string]chan []byte{},
 	}
 }
 
@@ -61,108 +54,39 @@ func (t *transport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 // WriteTo never blocks and never fails: memberlist takes an error here as its own
 // fault and would not suspect the peer.
 func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
-	f := frame(framePacket, append(make([]byte, frameHeader, frameHeader+len(b)), b...))
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	link := t.links[addr]
-	if link == nil && len(t.links) < packetLinksMax && t.ctx.Err() == nil {
-		link = make(chan []byte, packetQueue)
-		t.links[addr] = link
-		t.wg.Go(func() { t.deliver(addr, link) })
-	}
-	select {
-	case link <- f: // a nil link is never ready
-	default:
-		t.dropped.Add(1)
+	if t.sending.TryAcquire(1) {
+		b = bytes.Clone(b)
+		go func() {
+			defer t.sending.Release(1)
+			t.send(b, addr)
+		}()
 	}
 	return time.Now(), nil
 }
 
-func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
-	return t.WriteTo(b, a.Addr)
-}
-
-// deliver owns the connection to one destination until it is idle.
-func (t *transport) deliver(addr string, link chan []byte) {
-	defer func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.links, addr)
-	}()
-	var conn net.Conn
-	defer func() {
-		if conn != nil {
-			conn.Close()
-		}
-	}()
-	retry, notBefore := packetRetryMin, time.Time{}
-	for {
-		var f []byte
-		select {
-		case f = <-link:
-		case <-time.After(packetIdle):
-			return
-		case <-t.ctx.Done():
-			return
-		}
-		if conn != nil && t.send(conn, f) == nil {
-			continue
-		}
-		// No connection, or the other end closed it, say because it restarted.
-		if conn != nil {
-			conn.Close()
-			conn = nil
-		}
-		if time.Now().Before(notBefore) {
-			t.dropped.Add(1)
-			continue
-		}
-		fresh, err := t.port.upgrade(t.ctx, addr, upgradePackets, "")
-		if err != nil {
-			t.dropped.Add(1)
-			notBefore = time.Now().Add(jittered(retry))
-			retry = min(2*retry, packetRetryMax)
-			continue
-		}
-		conn, retry = fresh, packetRetryMin
-		t.wg.Go(func() { // the other end says nothing but that it is gone
-			io.Copy(io.Discard, fresh)
-			fresh.Close()
-		})
-		if t.send(conn, f) != nil {
-			t.dropped.Add(1)
-		}
-	}
-}
-
-func (t *transport) send(conn net.Conn, f []byte) error {
-	conn.SetWriteDeadline(time.Now().Add(packetStall))
-	_, err := conn.Write(f)
-	return err
-}
-
-// acceptPackets reads a peer's packets until it closes or falls silent.
-func (t *transport) acceptPackets(w http.ResponseWriter) {
-	conn := t.port.accept(w, upgradePackets)
-	if conn == nil {
+func (t *transport) send(b []byte, addr string) {
+	ctx, cancel := context.WithTimeout(t.ctx, t.port.connectWait())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, packetsPath, bytes.NewReader(b))
+	if err != nil {
 		return
 	}
-	defer conn.Close()
-	in := bufio.NewReader(conn)
-	for {
-		conn.SetReadDeadline(time.Now().Add(2 * packetIdle))
-		kind, b, err := readFrame(in, packetMax)
-		if err != nil {
-			return
-		}
-		if kind != framePacket {
-			continue
-		}
-		select {
-		case t.packets <- &memberlist.Packet{Buf: b, From: conn.RemoteAddr(), Timestamp: time.Now()}:
-		case <-t.ctx.Done():
-			return
-		}
+	if resp, err := t.port.forward(addr, req); err == nil {
+		resp.Body.Close()
+	}
+}
+
+func (t *transport) acceptPacket(w http.ResponseWriter, r *http.Request) {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, packetMax))
+	if err != nil {
+		http.Error(w, "packet: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	from, _ := netip.ParseAddrPort(r.RemoteAddr)
+	select {
+	case t.packets <- &memberlist.Packet{Buf: b, From: net.TCPAddrFromAddrPort(from), Timestamp: time.Now()}:
+		w.WriteHeader(http.StatusNoContent)
+	case <-t.ctx.Done():
 	}
 }
 
@@ -188,14 +112,8 @@ func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, e
 	return t.port.upgrade(ctx, addr, upgradeStreams, "")
 }
 
-func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	return t.DialTimeout(a.Addr, timeout)
-}
-
-// Shutdown returns once no new connection can be begun; Mesh.Close, which calls it
-// after the end of the context, ends those that there are.
+// Shutdown returns when no packet is being sent, after the end of the context, and
+// lets no more be. Mesh.Close ends the streams.
 func (t *transport) Shutdown() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return nil
+	return t.sending.Acquire(context.Background(), packetsMax)
 }
