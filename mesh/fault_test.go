@@ -22,7 +22,7 @@ func TestKilledNodeIsLostThenLeft(t *testing.T) {
 			if !slices.Contains(n.saw(), "lost n3") || slices.Contains(n.saw(), "leave n3") {
 				t.Errorf("%s saw %v at the moment of death", n.name, n.saw())
 			}
-			if p := n.peer("n3"); p.State != "suspect" || p.Connected {
+			if p := n.peer("n3"); p.State != StateSuspect || n.linked("n3") {
 				t.Errorf("%s says %+v", n.name, p)
 			}
 		}
@@ -119,7 +119,7 @@ func TestPartitionHeals(t *testing.T) {
 
 // connected2 says whether the two nodes of a side have each other.
 func connected2(side []*testNode) bool {
-	return side[0].peer(side[1].name).Connected && side[1].peer(side[0].name).Connected
+	return side[0].linked(side[1].name) && side[1].linked(side[0].name)
 }
 
 // Seeds may start last.
@@ -130,8 +130,44 @@ func TestSeedThatStartsLate(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		nodes := []*testNode{late, start(t, network, 1, nil, nil)}
 		eventually(t, 2*seekMax, "they joined", func() bool { return connected(nodes) })
-		if got := strings.Count(late.log(), "cannot join yet"); got != 1 {
+		if got := strings.Count(late.log(), "cannot join through this seed"); got != 1 {
 			t.Errorf("said %d times that the seed is down, want once", got)
+		}
+	})
+}
+
+// Whoever dies or leaves, be it the only seed, is worth a warning or two, not one a try.
+func TestTheGoneAreNotLamented(t *testing.T) {
+	for name, end := range map[string]func(*memnet.Network, *testNode){
+		"killed": func(network *memnet.Network, n *testNode) { network.Kill(n.host) },
+		"silent": func(network *memnet.Network, n *testNode) { network.Cut(n.host) },
+		"left":   func(_ *memnet.Network, n *testNode) { n.Leave(context.Background()) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			network := memnet.New()
+			nodes := startAll(t, network, 3, nil)
+			end(network, nodes[0])
+			nodes[0].Close()
+			time.Sleep(time.Hour)
+			network.Heal()
+			for _, n := range nodes[1:] {
+				if got := strings.Count(n.log(), "level=WARN"); got > 2 {
+					t.Errorf("%s: %s warned %d times:\n%s", name, n.name, got, n.log())
+				}
+			}
+		})
+	}
+}
+
+// Two nodes of one name are an operator's mistake, said once a minute at most.
+func TestNameClashIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 2, nil)
+		start(t, network, 9, seed, func(c *Config) { c.Name = "n2" })
+		time.Sleep(3 * time.Minute)
+		if got := strings.Count(nodes[0].log(), "two nodes have one name"); got < 1 || got > 3 {
+			t.Errorf("said %d times in three minutes", got)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -50,11 +53,7 @@ func (m *Mesh) newServer() *http.Server {
 			SendPingTimeout:               silenceMax, // so that work for a dead peer is given up
 			PingTimeout:                   silenceMax + m.port.roundTrip(),
 		},
-		ErrorLog: log.New(lines{log: m.log, level: slog.LevelWarn, seen: func(line []byte) {
-			if bytes.Contains(line, []byte("TLS handshake error")) {
-				m.port.refused.Add(1)
-			}
-		}}, "", 0),
+		ErrorLog: log.New(&serverLog{log: m.log, seldom: rate.Sometimes{Interval: time.Minute}}, "", 0),
 		// The server closes its connections but waits for none of them; this does.
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
@@ -71,8 +70,26 @@ func (m *Mesh) newServer() *http.Server {
 	return server
 }
 
+// serverLog takes what net/http logs. Strangers at the TLS handshake and dead peers
+// may cause any number of lines, so one a minute is a warning, besides panics.
+type serverLog struct {
+	log    *slog.Logger
+	seldom rate.Sometimes
+}
+
+func (l *serverLog) Write(line []byte) (int, error) {
+	level := slog.LevelDebug
+	if bytes.Contains(line, []byte("panic")) {
+		level = slog.LevelError
+	} else {
+		l.seldom.Do(func() { level = slog.LevelWarn })
+	}
+	l.log.Log(context.Background(), level, string(bytes.TrimSpace(line)))
+	return len(line), nil
+}
+
 func (m *Mesh) serve() {
-	l := gate{m.cfg.Listener, m.port}
+	l := &gate{Listener: m.cfg.Listener, port: m.port, full: rate.Sometimes{Interval: time.Minute}}
 	var err error
 	if m.cfg.TLS != nil {
 		err = m.server.ServeTLS(l, "", "")

@@ -1,11 +1,9 @@
 package mesh
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -50,12 +49,13 @@ type peer struct {
 
 // membership is memberlist's configuration. Its own defaults for a LAN stand
 // where nothing is said; every one of its timeouts has room for the simulated delay.
-func membership(name string, t *transport, events memberlist.EventDelegate, logger *log.Logger) *memberlist.Config {
+func membership(name string, t *transport, events *watcher) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = name
 	c.Transport = t
-	c.Events = events
-	c.Logger = logger
+	c.Events, c.Conflict = events, events
+	// What it has to say the mesh says in its own words; the rest is detail.
+	c.Logger = slog.NewLogLogger(t.port.log.Handler(), slog.LevelDebug)
 	c.AdvertiseAddr, c.AdvertisePort = t.ip.String(), t.tcpPort
 	c.EnableCompression = false // a few hundred bytes each second do not pay for LZW
 	// News rides on probes first; gossip of its own is for the rest. At 500 ms an
@@ -75,38 +75,44 @@ func membership(name string, t *transport, events memberlist.EventDelegate, logg
 
 // watcher hears from memberlist, which holds its own lock meanwhile: nothing here
 // may call it back.
-type watcher struct{ mesh *Mesh }
+type watcher struct {
+	mesh    *Mesh
+	clashes rate.Sometimes // says so
+}
 
-var _ memberlist.EventDelegate = watcher{}
-
-func (e watcher) NotifyJoin(n *memberlist.Node) {
+func (e *watcher) NotifyJoin(n *memberlist.Node) {
 	m := e.mesh
 	if n.Name == m.cfg.Name {
 		return
 	}
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	p := m.peers[n.Name]
 	if p == nil {
 		p = &peer{name: n.Name}
 		m.peers[n.Name] = p
 	}
 	p.addr, p.member, p.lost = n.Address(), true, false
-	m.present(p)
+	told := m.present(p)
 	if m.cfg.Name < p.name && !m.closed && !m.leaving && p.unlink == nil {
 		ctx, cancel := context.WithCancel(m.ctx)
 		p.unlink = cancel
 		addr := p.addr
 		m.wg.Go(func() { m.keepLink(ctx, p, addr) })
 	}
+	m.mu.Unlock()
+	told(p.name)
 }
 
-func (e watcher) NotifyLeave(n *memberlist.Node) {
+func (e *watcher) NotifyLeave(n *memberlist.Node) {
 	m := e.mesh
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	p := m.peers[n.Name]
 	if p == nil {
+		m.mu.Unlock()
 		return
 	}
 	p.member = false
@@ -118,108 +124,103 @@ func (e watcher) NotifyLeave(n *memberlist.Node) {
 		p.stream.hangUp()
 		p.stream = nil
 	}
-	m.absent(p, StateDead)
+	told := m.absent(p, StateDead)
+	m.mu.Unlock()
+	told(p.name)
 }
 
-func (watcher) NotifyUpdate(*memberlist.Node) {}
+func (*watcher) NotifyUpdate(*memberlist.Node) {}
+
+// NotifyConflict hears of it again and again, and also, for a moment, when a node
+// comes back on another address.
+func (e *watcher) NotifyConflict(here, other *memberlist.Node) {
+	e.clashes.Do(func() {
+		e.mesh.log.Warn("two nodes have one name; give one another --name", "peer", here.Name, "addr", here.Address(), "other", other.Address())
+	})
+}
 
 // present and absent keep OnJoin and OnLeave in turn, whoever noticed first:
-// memberlist, or the stream. They need the lock.
-func (m *Mesh) present(p *peer) {
-	if !p.here {
-		p.here, p.gone = true, ""
-		m.tell(m.cfg.OnJoin, p.name)
+// memberlist, or the stream. They need both locks, and return what to call, with
+// the peer's name, when mu is released.
+func (m *Mesh) present(p *peer) func(string) {
+	if p.here || m.closed {
+		return nothing
 	}
+	p.here, p.gone = true, ""
+	return m.cfg.OnJoin
 }
 
-func (m *Mesh) absent(p *peer, state string) {
-	if p.here {
-		p.here, p.gone, p.goneAt, p.rtt = false, state, time.Now(), 0
-		m.tell(m.cfg.OnLeave, p.name)
+func (m *Mesh) absent(p *peer, state string) func(string) {
+	if !p.here || m.closed {
+		return nothing
 	}
+	p.here, p.gone, p.goneAt, p.rtt = false, state, time.Now(), 0
+	return m.cfg.OnLeave
 }
 
-// tell queues a callback. The queue holds one entry per change of membership, and
-// Mesh.told empties it in order. It needs the lock.
-func (m *Mesh) tell(callback func(string), name string) {
-	if callback == nil || m.closed {
-		return
-	}
-	m.news = append(m.news, func() { callback(name) })
-	select {
-	case m.newsReady <- struct{}{}:
-	default:
-	}
-}
-
-// told runs the callbacks until the mesh closes.
-func (m *Mesh) told() {
-	for {
-		select {
-		case <-m.newsReady:
-		case <-m.ctx.Done():
-			return
-		}
-		m.mu.Lock()
-		news := m.news
-		m.news = nil
-		m.mu.Unlock()
-		for _, callback := range news {
-			if m.ctx.Err() == nil {
-				callback()
-			}
-		}
-	}
-}
+func nothing(string) {}
 
 // seek joins the cluster, and goes on looking for those who are missing: seeds
 // that no living member stands for, and members that died without a goodbye. So
 // seeds may start last, and the sides of a partition find each other however
 // long it lasted, whichever side a node is on.
 func (m *Mesh) seek() {
-	wait, said := seekMin, ""
+	wait, said := seekMin, map[string]bool{}
 	for m.ctx.Err() == nil && !m.isLeaving() {
-		missing, err := m.missing()
+		missing, seeds, err := m.missing()
+		m.sayOnce(append(m.join(missing)[:seeds], err), said)
 		if len(missing) == 0 && err == nil {
+			wait = seekMin
 			sleep(m.ctx, jittered(seekMax))
-			wait, said = seekMin, ""
 			continue
-		}
-		joined, e := m.join(missing)
-		if err = errors.Join(err, e); joined == 0 && err.Error() != said && m.ctx.Err() == nil {
-			said = err.Error()
-			m.log.Warn("cannot join yet; trying again", "seeds", m.cfg.Join, "err", err)
 		}
 		sleep(m.ctx, jittered(wait))
 		wait = min(2*wait, seekMax)
 	}
 }
 
+// sayOnce warns of the troubles with seeds that were not said since all was well.
+func (m *Mesh) sayOnce(troubles []error, said map[string]bool) {
+	well := true
+	for _, err := range troubles {
+		if err == nil || m.ctx.Err() != nil {
+			continue
+		}
+		well = false
+		if !said[err.Error()] {
+			said[err.Error()] = true
+			m.log.Warn("cannot join through this seed, trying again; does a node run there, under the same CA?", "err", err)
+		}
+	}
+	if well && len(said) > 0 {
+		clear(said)
+		m.log.Info("joined through every seed")
+	}
+}
+
 // join asks all addresses at once, for one that does not answer takes seconds, and
-// returns how many answered. It asks twice: where each side took the other for
+// returns the error of each. It asks twice: where each side took the other for
 // dead, the first exchange tells them so and the second carries their denials.
-func (m *Mesh) join(addrs []string) (joined int, err error) {
+func (m *Mesh) join(addrs []string) []error {
+	errs := make([]error, len(addrs))
 	var wg sync.WaitGroup
-	var mu sync.Mutex
-	for _, addr := range addrs {
+	for i, addr := range addrs {
 		wg.Go(func() {
-			n, e := m.members.Join([]string{addr})
-			if n > 0 {
-				_, e = m.members.Join([]string{addr})
+			if _, err := m.members.Join([]string{addr}); err != nil {
+				errs[i] = errors.Unwrap(err) // of a list of one
+				return
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			joined += n
-			err = errors.Join(err, e)
+			m.members.Join([]string{addr})
 		})
 	}
 	wg.Wait()
-	return joined, err
+	return errs
 }
 
-// missing resolves who ought to be a member and is not, and forgets who has been
-// gone for long. The error is the last seed's that could not be resolved.
-func (m *Mesh) missing() (addrs []string, err error) {
+// missing resolves who ought to be a member and is not, the seeds first, and
+// forgets who has been gone for long. The error is the last seed's that could not
+// be resolved.
+func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 	for _, seed := range m.cfg.Join {
 		found, e := resolve(m.ctx, seed)
 		if e != nil {
@@ -236,15 +237,15 @@ func (m *Mesh) missing() (addrs []string, err error) {
 			known = append(known, p.addr)
 		case time.Since(p.goneAt) > forgetAfter:
 			delete(m.peers, name)
-		case p.gone == StateDead:
+		case p.gone == StateDead && !slices.Contains(addrs, p.addr):
 			dead = append(dead, p.addr)
 		}
 	}
 	m.mu.Unlock()
-	rand.Shuffle(len(dead), func(i, j int) { dead[i], dead[j] = dead[j], dead[i] })
-	addrs = append(addrs, dead[:min(seekDead, len(dead))]...)
 	slices.Sort(addrs)
-	return slices.DeleteFunc(slices.Compact(addrs), func(a string) bool { return slices.Contains(known, a) }), err
+	addrs = slices.DeleteFunc(slices.Compact(addrs), func(a string) bool { return slices.Contains(known, a) })
+	rand.Shuffle(len(dead), func(i, j int) { dead[i], dead[j] = dead[j], dead[i] })
+	return append(addrs, dead[:min(seekDead, len(dead))]...), len(addrs), err
 }
 
 // resolve turns a seed into ip:port addresses.
@@ -275,36 +276,6 @@ func lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 		ips[i] = ips[i].Unmap()
 	}
 	return ips, err
-}
-
-// lines turns the lines that memberlist and net/http log into records: a level in
-// brackets leads memberlist's.
-type lines struct {
-	log   *slog.Logger
-	level slog.Level // of a line that names none
-	seen  func(line []byte)
-}
-
-func (l lines) Write(b []byte) (int, error) {
-	line, level := bytes.TrimSpace(b), l.level
-	if l.seen != nil {
-		l.seen(line)
-	}
-	if rest, ok := bytes.CutPrefix(line, []byte("[")); ok {
-		if name, text, ok := bytes.Cut(rest, []byte("] ")); ok {
-			line = bytes.TrimPrefix(text, []byte("memberlist: "))
-			switch string(name) {
-			case "DEBUG":
-				level = slog.LevelDebug
-			case "INFO":
-				level = slog.LevelInfo
-			default: // its errors are a peer's silence, nothing this node cannot bear
-				level = slog.LevelWarn
-			}
-		}
-	}
-	l.log.Log(context.Background(), level, string(line))
-	return len(b), nil
 }
 
 // jittered draws a wait around d, so that nodes that failed together do not

@@ -17,7 +17,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -29,6 +28,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
 
 	"github.com/hearsay-project/hearsay/gossip"
 )
@@ -51,7 +51,8 @@ type Config struct {
 	Handler http.Handler // requests forwarded by peers; nil: 404
 
 	// OnRumor is called by the author's stream, which reads no further until it
-	// returns. The others are called one at a time, in order. None may call Close.
+	// returns. The others are called one at a time, in order, and must not block:
+	// membership waits for them. None may call the mesh.
 	OnRumor func(gossip.Rumor)
 	OnJoin  func(peer string)
 	OnLeave func(peer string) // it said goodbye, or is declared dead
@@ -67,15 +68,12 @@ type Peer struct {
 	// broke; "dead"; or "left", after a goodbye.
 	State                              string
 	RTT                                time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
-	Connected                          bool          // there is a rumor stream
 	RumorBytesSent, RumorBytesReceived uint64        // frames that carry rumors
 }
 
-// Stats counts since Open.
+// Stats counts since Open, peers that are forgotten included.
 type Stats struct {
 	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors, headers included
-	FramesSent, FramesReceived         uint64 // on rumor streams, of every type
-	Refused                            uint64 // connections: no certificate of ours, wrong name or version, port full
 }
 
 // Mesh is an open peer port. All its methods may be called from anywhere.
@@ -90,14 +88,13 @@ type Mesh struct {
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
-	newsReady chan struct{}
 	leave     sync.Mutex // held while leaving
+	turn      sync.Mutex // held while a change of membership is made and told; before mu
 
 	mu      sync.Mutex
 	peers   map[string]*peer
 	latest  *spoken // what a new stream begins with
 	stats   Stats
-	news    []func() // callbacks to be run
 	leaving bool
 	closed  bool
 }
@@ -119,13 +116,13 @@ func open(cfg Config) (*Mesh, error) {
 		return nil, err
 	}
 	m := &Mesh{
-		cfg: cfg, log: cfg.Log, peers: map[string]*peer{}, newsReady: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Log, peers: map[string]*peer{},
 		addr: net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.port = &port{
 		name: cfg.Name, raw: cfg.Dial, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
-		log: cfg.Log, wg: &m.wg, open: map[*portConn]bool{},
+		log: cfg.Log, wg: &m.wg, ctx: m.ctx, open: map[*portConn]bool{}, said: map[string]bool{},
 	}
 	if cfg.TLS != nil {
 		m.port.client = cfg.TLS.Clone()
@@ -134,13 +131,12 @@ func open(cfg Config) (*Mesh, error) {
 	m.transport = newTransport(m.ctx, m.port, ip, tcpPort)
 	m.port.pool = m.port.newPool(cfg.TLS)
 	m.server = m.newServer()
-	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, watcher{m}, log.New(lines{log: m.log}, "", 0)))
+	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, &watcher{mesh: m, clashes: rate.Sometimes{Interval: time.Minute}}))
 	if err != nil {
 		m.cancel()
 		return nil, fmt.Errorf("membership: %w", err)
 	}
 	m.wg.Go(m.serve)
-	m.wg.Go(m.told)
 	m.wg.Go(m.seek)
 	return m, nil
 }
@@ -152,6 +148,14 @@ func check(cfg *Config) (net.IP, int, error) {
 	}
 	if cfg.Handler == nil {
 		cfg.Handler = http.NotFoundHandler()
+	}
+	for _, callback := range []*func(string){&cfg.OnJoin, &cfg.OnLeave, &cfg.OnLost} {
+		if *callback == nil {
+			*callback = nothing
+		}
+	}
+	if cfg.OnRumor == nil {
+		cfg.OnRumor = func(gossip.Rumor) {}
 	}
 	if cfg.Dial == nil {
 		dialer := &net.Dialer{}
@@ -230,7 +234,7 @@ func (m *Mesh) Peers() []Peer {
 			state = StateSuspect
 		}
 		peers = append(peers, Peer{
-			Name: p.name, Addr: p.addr, State: state, RTT: p.rtt, Connected: p.stream != nil,
+			Name: p.name, Addr: p.addr, State: state, RTT: p.rtt,
 			RumorBytesSent: p.sent, RumorBytesReceived: p.received,
 		})
 	}
@@ -242,15 +246,16 @@ func (m *Mesh) Peers() []Peer {
 func (m *Mesh) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.stats
-	s.Refused = m.port.refused.Load()
-	return s
+	return m.stats
 }
 
-func (m *Mesh) count(f func(*Stats)) {
+func (m *Mesh) count(p *peer, sent, received int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f(&m.stats)
+	m.stats.RumorBytesSent += uint64(sent)
+	m.stats.RumorBytesReceived += uint64(received)
+	p.sent += uint64(sent)
+	p.received += uint64(received)
 }
 
 // observe smooths round trips as TCP does (RFC 6298: an eighth of each new one).
@@ -296,7 +301,7 @@ func (m *Mesh) Leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(m.ctx, cancel)() // Close does not wait for Leave
+	defer context.AfterFunc(m.ctx, cancel)() // Close waits for what memberlist takes, no longer
 	served := make(chan error, 1)
 	go func() { served <- m.server.Shutdown(ctx) }()
 	spread := leaveWait + 2*m.port.roundTrip()
@@ -324,13 +329,15 @@ func (m *Mesh) Leave(ctx context.Context) error {
 // heard no goodbye it looks like a crash. It returns when this package's goroutines
 // have ended. memberlist's last ones end within a probe interval.
 func (m *Mesh) Close() error {
+	m.turn.Lock() // so that no callback runs when Close has returned
 	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return nil
-	}
+	closed := m.closed
 	m.closed = true
 	m.mu.Unlock()
+	m.turn.Unlock()
+	if closed {
+		return nil
+	}
 	m.cancel()
 	m.leave.Lock() // memberlist can be left or shut down, not both at once
 	defer m.leave.Unlock()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,8 +12,9 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -24,6 +26,8 @@ const (
 	headerWait = 10 * time.Second
 
 	headerBytesMax = 64 << 10
+
+	saidMax = 1000 // refusals remembered
 
 	// connectWait bounds dialling, handshake and upgrade; simulated delay is added.
 	connectWait = 5 * time.Second
@@ -64,13 +68,13 @@ type port struct {
 	delay, jitter time.Duration
 	log           *slog.Logger
 	wg            *sync.WaitGroup
-	refused       atomic.Uint64
+	ctx           context.Context // ends with the mesh
 
 	mu       sync.Mutex
 	open     map[*portConn]bool
 	accepted int
 	closed   bool
-	said     string // the last refusal logged as a warning
+	said     map[string]bool // refusals logged as warnings
 }
 
 // portConn is a connection that the port knows until it is closed.
@@ -131,9 +135,10 @@ func (p *port) shut() {
 type gate struct {
 	net.Listener
 	port *port
+	full rate.Sometimes // says so
 }
 
-func (g gate) Accept() (net.Conn, error) {
+func (g *gate) Accept() (net.Conn, error) {
 	for {
 		c, err := g.Listener.Accept()
 		if err != nil {
@@ -142,7 +147,7 @@ func (g gate) Accept() (net.Conn, error) {
 		if c := g.port.admit(c, true); c != nil {
 			return c, nil
 		}
-		g.port.refused.Add(1)
+		g.full.Do(func() { g.port.log.Warn("peer port is full; closing what comes beyond", "connections", connsMax) })
 	}
 }
 
@@ -156,6 +161,7 @@ func (p *port) connectWait() time.Duration { return connectWait + 6*p.roundTrip(
 func (p *port) dial(ctx context.Context, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.connectWait())
 	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
 	c, err := p.raw(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -178,7 +184,7 @@ func (p *port) upgrade(ctx context.Context, addr string, u upgrade, to string) (
 	defer cancel()
 	c, err := p.dial(ctx, addr)
 	if err != nil {
-		return nil, err
+		return nil, reason(err)
 	}
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 	up, err := p.ask(ctx, c, addr, u, to)
@@ -187,9 +193,18 @@ func (p *port) upgrade(ctx context.Context, addr string, u upgrade, to string) (
 	}
 	if err != nil {
 		c.Close()
-		return nil, err
+		return nil, reason(err)
 	}
 	return up, nil
+}
+
+// reason is err without the addresses of one connection, so that the same trouble
+// reads the same each time.
+func reason(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return op.Err
+	}
+	return err
 }
 
 func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to string) (net.Conn, error) {
@@ -274,13 +289,15 @@ func (p *port) accept(w http.ResponseWriter, u upgrade) net.Conn {
 }
 
 // refuse answers with a sentence. A peer tries again for ever, so the same
-// refusal warns once.
+// refusal warns once, or once more when very many were said since.
 func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, sentence string) {
-	p.refused.Add(1)
 	from, level := r.Header.Get(headerFrom), slog.LevelDebug
 	p.mu.Lock()
-	if said := from + sentence; said != p.said {
-		p.said, level = said, slog.LevelWarn
+	if len(p.said) >= saidMax {
+		clear(p.said)
+	}
+	if !p.said[from+sentence] {
+		p.said[from+sentence], level = true, slog.LevelWarn
 	}
 	p.mu.Unlock()
 	p.log.Log(r.Context(), level, "peer refused", "peer", from, "remote", r.RemoteAddr, "reason", sentence)

@@ -3,9 +3,11 @@ package mesh
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -103,7 +105,7 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 // dialler is the dialling half of a port that belongs to no mesh.
 func dialler(t *testing.T, network *memnet.Network, name string) *port {
 	m := &Mesh{}
-	p := &port{name: name, raw: network.Dial, wg: &m.wg, open: map[*portConn]bool{}}
+	p := &port{name: name, raw: network.Dial, wg: &m.wg, ctx: t.Context(), open: map[*portConn]bool{}}
 	t.Cleanup(p.shut)
 	return p
 }
@@ -130,8 +132,14 @@ func TestIdlersAreCutOff(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := node.Stats().Refused; got != 10 {
-			t.Errorf("%d refused, want 10", got)
+		for _, conn := range idle[connsMax:] {
+			conn.SetReadDeadline(time.Now().Add(time.Second))
+			if _, err := conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("a connection beyond the limit is open")
+			}
+		}
+		if got := strings.Count(node.log(), "peer port is full"); got != 1 {
+			t.Errorf("said %d times that the port is full, want once", got)
 		}
 		time.Sleep(headerWait)
 		synctest.Wait()

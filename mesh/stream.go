@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -62,11 +62,11 @@ func (s *stream) give(put func()) {
 }
 
 // run speaks and hears until the connection breaks, a goodbye is heard, or the
-// mesh closes, and says whether the peer was reached at all.
-func (s *stream) run() bool {
+// mesh closes. If the peer or this node is gone by now it does nothing.
+func (s *stream) run() {
 	if !s.mesh.attach(s) {
 		s.conn.Close()
-		return false
+		return
 	}
 	written := make(chan struct{})
 	go func() {
@@ -78,7 +78,6 @@ func (s *stream) run() bool {
 	close(s.done)
 	<-written
 	s.mesh.detach(s, err)
-	return true
 }
 
 // hangUp makes the reader end the stream, and unlike a close, which may have TLS
@@ -116,7 +115,7 @@ func (s *stream) write() {
 
 func (s *stream) sendRumor(r *spoken) error {
 	tail := max(0, len(r.frame)-writeStep)
-	if err := s.pieces(r.frame[:tail]); err != nil {
+	if err := s.send(r.frame[:tail]); err != nil {
 		return err
 	}
 	// The clock starts at the last piece, so that a large rumor does not read as
@@ -130,24 +129,12 @@ func (s *stream) sendRumor(r *spoken) error {
 	if err := s.send(r.frame[tail:]); err != nil {
 		return err
 	}
-	s.mesh.count(func(c *Stats) {
-		c.RumorBytesSent += uint64(len(r.frame))
-		s.peer.sent += uint64(len(r.frame))
-	})
+	s.mesh.count(s.peer, len(r.frame), 0)
 	return nil
 }
 
-// send writes a frame, or the rest of one.
+// send writes b piece by piece, each under its own deadline.
 func (s *stream) send(b []byte) error {
-	if err := s.pieces(b); err != nil {
-		return err
-	}
-	s.mesh.count(func(c *Stats) { c.FramesSent++ })
-	return nil
-}
-
-// pieces writes b piece by piece, each under its own deadline.
-func (s *stream) pieces(b []byte) error {
 	for len(b) > 0 {
 		n := min(len(b), writeStep)
 		s.conn.SetWriteDeadline(time.Now().Add(writeStall + s.mesh.port.roundTrip()))
@@ -166,7 +153,6 @@ func (s *stream) read() error {
 		if err != nil {
 			return err
 		}
-		s.mesh.count(func(c *Stats) { c.FramesReceived++ })
 		switch kind {
 		case frameRumor:
 			err = s.hear(payload)
@@ -189,14 +175,9 @@ func (s *stream) hear(payload []byte) error {
 	if r.Author != s.peer.name {
 		return fmt.Errorf("rumor by %q, and a node speaks only for itself", r.Author)
 	}
-	s.mesh.count(func(c *Stats) {
-		c.RumorBytesReceived += uint64(frameHeader + len(payload))
-		s.peer.received += uint64(frameHeader + len(payload))
-	})
+	s.mesh.count(s.peer, 0, frameHeader+len(payload))
 	s.give(func() { s.ack = &ack{r.Life, r.Version} })
-	if s.mesh.cfg.OnRumor != nil {
-		s.mesh.cfg.OnRumor(r)
-	}
+	s.mesh.cfg.OnRumor(r)
 	return nil
 }
 
@@ -280,42 +261,45 @@ func (m *Mesh) newStream(p *peer, conn net.Conn) *stream {
 // attach makes s the stream of its peer, unless the peer or this node is gone. A
 // stream it had before is stale, since the peer would not dial twice.
 func (m *Mesh) attach(s *stream) bool {
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	p := s.peer
 	if m.closed || m.leaving || !p.member {
+		m.mu.Unlock()
 		return false
 	}
 	if p.stream != nil {
 		p.stream.hangUp()
 	}
 	p.stream, p.lost = s, false
-	m.present(p)
+	told := m.present(p)
 	if m.latest != nil {
 		s.give(func() { s.rumor = m.latest })
 	}
+	m.mu.Unlock()
+	told(p.name)
 	return true
 }
 
 func (m *Mesh) detach(s *stream, err error) {
 	defer close(s.gone)
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := s.peer
-	if p.stream != s {
-		return // replaced by a newer one, or the peer left meanwhile
-	}
-	p.stream = nil
+	p, told, level := s.peer, nothing, slog.LevelInfo
 	switch {
-	case m.closed || m.leaving:
+	case p.stream != s || m.closed || m.leaving: // a newer one took its place, or one side is gone
+		level = slog.LevelDebug
 	case errors.Is(err, errLeft):
-		m.log.Info("peer says goodbye", "peer", p.name)
-		m.absent(p, StateLeft)
+		told = m.absent(p, StateLeft)
 	default:
-		if !errors.Is(err, io.EOF) {
-			m.log.Warn("rumor stream broke", "peer", p.name, "err", err)
-		}
-		p.lost = true
-		m.tell(m.cfg.OnLost, p.name)
+		p.lost, told = true, m.cfg.OnLost
 	}
+	if p.stream == s {
+		p.stream = nil
+	}
+	m.mu.Unlock()
+	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.name, "why", reason(err))
+	told(p.name)
 }
