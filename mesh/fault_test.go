@@ -148,7 +148,7 @@ func TestTheGoneAreNotLamented(t *testing.T) {
 			nodes := startAll(t, network, 3, nil)
 			end(network, nodes[0])
 			nodes[0].Close()
-			time.Sleep(time.Hour)
+			time.Sleep(10 * time.Minute)
 			network.Heal()
 			for _, n := range nodes[1:] {
 				if got := strings.Count(n.log(), "level=WARN"); got > 2 {

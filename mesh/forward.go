@@ -137,7 +137,7 @@ func (p *port) newPool(secure *tls.Config) *http.Transport {
 	protocols.SetHTTP2(secure != nil)
 	protocols.SetUnencryptedHTTP2(secure == nil)
 	t := &http.Transport{
-		DialContext:         p.dialTCP,
+		DialContext:         p.dial,
 		TLSHandshakeTimeout: p.connectWait(),
 		DisableCompression:  true,
 		IdleConnTimeout:     idleMax / 2, // before the server does
@@ -161,7 +161,7 @@ func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error)
 	p := m.peers[peer]
 	addr := ""
 	if p != nil {
-		addr = p.addr
+		addr = p.Addr
 	}
 	m.mu.Unlock()
 	if addr == "" {

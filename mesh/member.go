@@ -33,19 +33,17 @@ const (
 	StateLeft    = "left"
 )
 
-// peer is what the mesh knows of another node. Mesh.mu guards it, name aside.
+// peer is what the mesh knows of another node. Mesh.mu guards it, Name aside.
 type peer struct {
-	name, addr     string
-	member         bool   // memberlist says alive or suspect
-	here           bool   // OnJoin was told, OnLeave not yet
-	lost           bool   // the last rumor stream broke and none is back
-	gone           string // StateDead or StateLeft when not here
-	goneAt         time.Time
-	unlink         context.CancelFunc // ends keepLink, on the side that dials
-	stream         *stream
-	rtt            time.Duration
-	sent, received uint64
+	Peer
+	member bool // memberlist says alive or suspect
+	goneAt time.Time
+	unlink context.CancelFunc // ends keepLink, on the side that dials
+	stream *stream
 }
+
+// here says whether OnJoin was told and OnLeave not yet.
+func (p *peer) here() bool { return p.State == StateAlive || p.State == StateSuspect }
 
 // membership is memberlist's configuration. Its own defaults for a LAN stand
 // where nothing is said; every one of its timeouts has room for the simulated delay.
@@ -90,19 +88,19 @@ func (e *watcher) NotifyJoin(n *memberlist.Node) {
 	m.mu.Lock()
 	p := m.peers[n.Name]
 	if p == nil {
-		p = &peer{name: n.Name}
+		p = &peer{Peer: Peer{Name: n.Name}}
 		m.peers[n.Name] = p
 	}
-	p.addr, p.member, p.lost = n.Address(), true, false
+	p.Addr, p.member = n.Address(), true
 	told := m.present(p)
-	if m.cfg.Name < p.name && !m.closed && !m.leaving && p.unlink == nil {
+	if m.cfg.Name < p.Name && !m.closed && !m.leaving && p.unlink == nil {
 		ctx, cancel := context.WithCancel(m.ctx)
 		p.unlink = cancel
-		addr := p.addr
+		addr := p.Addr
 		m.wg.Go(func() { m.keepLink(ctx, p, addr) })
 	}
 	m.mu.Unlock()
-	told(p.name)
+	told(p.Name)
 }
 
 func (e *watcher) NotifyLeave(n *memberlist.Node) {
@@ -126,7 +124,7 @@ func (e *watcher) NotifyLeave(n *memberlist.Node) {
 	}
 	told := m.absent(p, StateDead)
 	m.mu.Unlock()
-	told(p.name)
+	told(p.Name)
 }
 
 func (*watcher) NotifyUpdate(*memberlist.Node) {}
@@ -140,21 +138,22 @@ func (e *watcher) NotifyConflict(here, other *memberlist.Node) {
 }
 
 // present and absent keep OnJoin and OnLeave in turn, whoever noticed first:
-// memberlist, or the stream. They need both locks, and return what to call, with
-// the peer's name, when mu is released.
+// memberlist, or the stream. They need both locks, and return what to call with
+// the peer's name once mu is released.
 func (m *Mesh) present(p *peer) func(string) {
-	if p.here || m.closed {
+	was := p.here()
+	p.State = StateAlive
+	if was || m.closed {
 		return nothing
 	}
-	p.here, p.gone = true, ""
 	return m.cfg.OnJoin
 }
 
 func (m *Mesh) absent(p *peer, state string) func(string) {
-	if !p.here || m.closed {
+	if !p.here() || m.closed {
 		return nothing
 	}
-	p.here, p.gone, p.goneAt, p.rtt = false, state, time.Now(), 0
+	p.State, p.goneAt, p.RTT = state, time.Now(), 0
 	return m.cfg.OnLeave
 }
 
@@ -234,11 +233,11 @@ func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 	for name, p := range m.peers {
 		switch {
 		case p.member:
-			known = append(known, p.addr)
+			known = append(known, p.Addr)
 		case time.Since(p.goneAt) > forgetAfter:
 			delete(m.peers, name)
-		case p.gone == StateDead && !slices.Contains(addrs, p.addr):
-			dead = append(dead, p.addr)
+		case p.State == StateDead && !slices.Contains(addrs, p.Addr):
+			dead = append(dead, p.Addr)
 		}
 	}
 	m.mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,12 +67,12 @@ type Peer struct {
 	Name, Addr string
 	// State is "alive"; "suspect": alive for memberlist, but its rumor stream
 	// broke; "dead"; or "left", after a goodbye.
-	State                              string
-	RTT                                time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
-	RumorBytesSent, RumorBytesReceived uint64        // frames that carry rumors
+	State string
+	RTT   time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
+	Stats
 }
 
-// Stats counts since Open, peers that are forgotten included.
+// Stats counts since Open. The mesh's own do so whatever peers are forgotten.
 type Stats struct {
 	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors, headers included
 }
@@ -101,16 +102,12 @@ type Mesh struct {
 
 // Open serves the port and begins to join. It does not wait for seeds: they are
 // tried until they answer, in the background. It owns the listener, in failure too.
-func Open(cfg Config) (*Mesh, error) {
-	m, err := open(cfg)
-	if err != nil {
-		cfg.Listener.Close()
-		return nil, err
-	}
-	return m, nil
-}
-
-func open(cfg Config) (*Mesh, error) {
+func Open(cfg Config) (_ *Mesh, err error) {
+	defer func() {
+		if err != nil {
+			cfg.Listener.Close()
+		}
+	}()
 	ip, tcpPort, err := check(&cfg)
 	if err != nil {
 		return nil, err
@@ -128,8 +125,8 @@ func open(cfg Config) (*Mesh, error) {
 		m.port.client = cfg.TLS.Clone()
 		m.port.client.NextProtos = []string{"http/1.1"}
 	}
-	m.transport = newTransport(m.ctx, m.port, ip, tcpPort)
 	m.port.pool = m.port.newPool(cfg.TLS)
+	m.transport = newTransport(m.port, ip, tcpPort)
 	m.server = m.newServer()
 	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, &watcher{mesh: m, clashes: rate.Sometimes{Interval: time.Minute}}))
 	if err != nil {
@@ -161,7 +158,7 @@ func check(cfg *Config) (net.IP, int, error) {
 		dialer := &net.Dialer{}
 		cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
 	}
-	if !goodName(cfg.Name) {
+	if !goodName.MatchString(cfg.Name) {
 		return nil, 0, fmt.Errorf(`name %q is not 1 to %d letters, digits, "-", "_" or "."; give another with --name`, cfg.Name, gossip.MaxName)
 	}
 	bound := cfg.Listener.Addr().String()
@@ -193,14 +190,7 @@ func check(cfg *Config) (net.IP, int, error) {
 }
 
 // goodName admits what can stand in an HTTP header, a metric's label and a table.
-func goodName(name string) bool {
-	if name == "" || len(name) > gossip.MaxName {
-		return false
-	}
-	return !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
-	})
-}
+var goodName = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9._-]{1,%d}$`, gossip.MaxName))
 
 // Addr returns the address that peers dial, ip:port.
 func (m *Mesh) Addr() string { return m.addr }
@@ -226,17 +216,7 @@ func (m *Mesh) Peers() []Peer {
 	defer m.mu.Unlock()
 	peers := make([]Peer, 0, len(m.peers))
 	for _, p := range m.peers {
-		state := StateAlive
-		switch {
-		case !p.here:
-			state = p.gone
-		case p.lost:
-			state = StateSuspect
-		}
-		peers = append(peers, Peer{
-			Name: p.name, Addr: p.addr, State: state, RTT: p.rtt,
-			RumorBytesSent: p.sent, RumorBytesReceived: p.received,
-		})
+		peers = append(peers, p.Peer)
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
 	return peers
@@ -252,20 +232,20 @@ func (m *Mesh) Stats() Stats {
 func (m *Mesh) count(p *peer, sent, received int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stats.RumorBytesSent += uint64(sent)
-	m.stats.RumorBytesReceived += uint64(received)
-	p.sent += uint64(sent)
-	p.received += uint64(received)
+	for _, s := range []*Stats{&m.stats, &p.Stats} {
+		s.RumorBytesSent += uint64(sent)
+		s.RumorBytesReceived += uint64(received)
+	}
 }
 
 // observe smooths round trips as TCP does (RFC 6298: an eighth of each new one).
 func (m *Mesh) observe(p *peer, rtt time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if p.rtt == 0 {
-		p.rtt = rtt
+	if p.RTT == 0 {
+		p.RTT = rtt
 	}
-	p.rtt += (rtt - p.rtt) / 8
+	p.RTT += (rtt - p.RTT) / 8
 }
 
 func (m *Mesh) isLeaving() bool {
@@ -301,7 +281,7 @@ func (m *Mesh) Leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(m.ctx, cancel)() // Close waits for what memberlist takes, no longer
+	defer context.AfterFunc(m.ctx, cancel)() // then Close waits for members.Leave alone
 	served := make(chan error, 1)
 	go func() { served <- m.server.Shutdown(ctx) }()
 	spread := leaveWait + 2*m.port.roundTrip()
@@ -313,7 +293,7 @@ func (m *Mesh) Leave(ctx context.Context) error {
 		select {
 		case <-s.gone:
 		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("%s did not answer the goodbye", s.peer.name))
+			err = errors.Join(err, fmt.Errorf("%s did not answer the goodbye", s.peer.Name))
 		}
 	}
 	if e := <-served; e != nil {

@@ -157,8 +157,8 @@ func (p *port) roundTrip() time.Duration { return 2 * (p.delay + p.jitter) }
 // connectWait has room for TCP, TLS and the upgrade, and as much again.
 func (p *port) connectWait() time.Duration { return connectWait + 6*p.roundTrip() }
 
-// dial opens a bare connection.
-func (p *port) dial(ctx context.Context, addr string) (net.Conn, error) {
+// dial opens a bare connection, in the form that http.Transport wants.
+func (p *port) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.connectWait())
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
@@ -172,17 +172,12 @@ func (p *port) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, nil
 }
 
-// dialTCP has the form that http.Transport wants.
-func (p *port) dialTCP(ctx context.Context, _, addr string) (net.Conn, error) {
-	return p.dial(ctx, addr)
-}
-
 // upgrade opens a connection to addr as a stream of bytes. Of the header, to names
 // who should answer; empty is anyone.
 func (p *port) upgrade(ctx context.Context, addr string, u upgrade, to string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.connectWait())
 	defer cancel()
-	c, err := p.dial(ctx, addr)
+	c, err := p.dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, reason(err)
 	}

@@ -172,7 +172,7 @@ func (s *stream) hear(payload []byte) error {
 	if err != nil {
 		return err
 	}
-	if r.Author != s.peer.name {
+	if r.Author != s.peer.Name {
 		return fmt.Errorf("rumor by %q, and a node speaks only for itself", r.Author)
 	}
 	s.mesh.count(s.peer, 0, frameHeader+len(payload))
@@ -204,13 +204,13 @@ func (s *stream) acked(payload []byte) error {
 func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
 	wait, said := linkRetryMin, ""
 	for ctx.Err() == nil && !m.isLeaving() {
-		conn, err := m.port.upgrade(ctx, addr, upgradeRumors, p.name)
+		conn, err := m.port.upgrade(ctx, addr, upgradeRumors, p.Name)
 		began := time.Now()
 		if err == nil {
 			m.newStream(p, conn).run()
 		} else if ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			m.log.Info("no rumor stream yet", "peer", p.name, "addr", addr, "err", err)
+			m.log.Info("no rumor stream yet", "peer", p.Name, "addr", addr, "err", err)
 		}
 		if time.Since(began) > linkRetryMax {
 			wait, said = linkRetryMin, ""
@@ -272,13 +272,13 @@ func (m *Mesh) attach(s *stream) bool {
 	if p.stream != nil {
 		p.stream.hangUp()
 	}
-	p.stream, p.lost = s, false
+	p.stream = s
 	told := m.present(p)
 	if m.latest != nil {
 		s.give(func() { s.rumor = m.latest })
 	}
 	m.mu.Unlock()
-	told(p.name)
+	told(p.Name)
 	return true
 }
 
@@ -294,12 +294,12 @@ func (m *Mesh) detach(s *stream, err error) {
 	case errors.Is(err, errLeft):
 		told = m.absent(p, StateLeft)
 	default:
-		p.lost, told = true, m.cfg.OnLost
+		p.State, told = StateSuspect, m.cfg.OnLost
 	}
 	if p.stream == s {
 		p.stream = nil
 	}
 	m.mu.Unlock()
-	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.name, "why", reason(err))
-	told(p.name)
+	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.Name, "why", reason(err))
+	told(p.Name)
 }

@@ -29,7 +29,6 @@ const (
 // between the forwards, a stream on an upgraded connection of its own. Packets are
 // best effort: one that is too many or does not get through in time is lost.
 type transport struct {
-	ctx     context.Context // ends with the mesh
 	port    *port
 	ip      net.IP
 	tcpPort int
@@ -40,9 +39,9 @@ type transport struct {
 
 var _ memberlist.Transport = (*transport)(nil)
 
-func newTransport(ctx context.Context, p *port, ip net.IP, tcpPort int) *transport {
+func newTransport(p *port, ip net.IP, tcpPort int) *transport {
 	return &transport{
-		ctx: ctx, port: p, ip: ip, tcpPort: tcpPort, sending: semaphore.NewWeighted(packetsMax),
+		port: p, ip: ip, tcpPort: tcpPort, sending: semaphore.NewWeighted(packetsMax),
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn),
 	}
 }
@@ -65,7 +64,7 @@ func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
 }
 
 func (t *transport) send(b []byte, addr string) {
-	ctx, cancel := context.WithTimeout(t.ctx, t.port.connectWait())
+	ctx, cancel := context.WithTimeout(t.port.ctx, t.port.connectWait())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, packetsPath, bytes.NewReader(b))
 	if err != nil {
@@ -86,7 +85,7 @@ func (t *transport) acceptPacket(w http.ResponseWriter, r *http.Request) {
 	select {
 	case t.packets <- &memberlist.Packet{Buf: b, From: net.TCPAddrFromAddrPort(from), Timestamp: time.Now()}:
 		w.WriteHeader(http.StatusNoContent)
-	case <-t.ctx.Done():
+	case <-t.port.ctx.Done():
 	}
 }
 
@@ -97,7 +96,7 @@ func (t *transport) acceptStream(w http.ResponseWriter) {
 	}
 	select {
 	case t.streams <- conn: // memberlist's from here
-	case <-t.ctx.Done():
+	case <-t.port.ctx.Done():
 		conn.Close()
 	}
 }
@@ -107,7 +106,7 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 func (t *transport) StreamCh() <-chan net.Conn { return t.streams }
 
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(t.ctx, timeout)
+	ctx, cancel := context.WithTimeout(t.port.ctx, timeout)
 	defer cancel()
 	return t.port.upgrade(ctx, addr, upgradeStreams, "")
 }
