@@ -24,6 +24,8 @@ var layers = map[string][]string{
 	"route":          {},
 	"gossip":         {"prefix"},
 	"node":           {"prefix", "route", "gossip"},
+	"emulate":        {"prefix"},
+	"sim":            {"prefix", "route", "gossip", "node", "emulate"},
 	"engine":         {"prefix"},
 	"engine/builtin": {},
 	"mesh":           {"gossip"},
@@ -35,7 +37,7 @@ var layers = map[string][]string{
 
 // pure packages are told the time and their chance: they read no clock, start
 // no goroutine and touch nothing outside their memory.
-var pure = []string{"prefix", "route", "gossip", "node"}
+var pure = []string{"prefix", "route", "gossip", "node", "emulate", "sim"}
 
 var (
 	impure    = []string{"net", "os", "sync", "sync/atomic", "context", "log/slog", "math/rand"}

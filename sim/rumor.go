@@ -1,0 +1,104 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+)
+
+// rumorBytesPerBlock is what a block takes in a rumor: a hash and a level. With
+// chains above 128 blocks a few levels take a byte more, which is left out.
+const rumorBytesPerBlock = 9
+
+// A spoken rumor is under way, shared by all who will hear it.
+type spoken struct {
+	gossip.Rumor
+	author *member
+	bytes  int64
+}
+
+// speak lets a node tell all others what it holds, and queues its next turn.
+// Nothing is copied: a rumor is one value, its tree one immutable snapshot.
+func (c *cluster) speak(m *member, life uint64) {
+	if !m.up || m.life != life {
+		return
+	}
+	r := c.utter(m)
+	// Neighbours that hear it at one time share an event; hear leaves out the speaker.
+	var group event
+	for to := range c.members {
+		if to == m.index {
+			if int(group.last) == to {
+				group.last++
+			}
+			continue
+		}
+		c.stats.rumors += r.bytes
+		for _, at := range c.trips(m.index, to) {
+			if group.rumor != nil && group.at == at && int(group.last) == to {
+				group.last++
+				continue
+			}
+			if group.rumor != nil {
+				c.queue.push(group)
+			}
+			group = event{at: at, what: hear, node: int32(m.index), first: int32(to), last: int32(to) + 1, rumor: r}
+		}
+	}
+	if group.rumor != nil {
+		c.queue.push(group)
+	}
+	c.after(c.cfg.Poll, event{what: speak, node: int32(m.index), life: life})
+}
+
+// trips draws when the copies of a rumor arrive, none if it is lost.
+func (c *cluster) trips(from, to int) []time.Duration {
+	now, n := c.now.Sub(start), c.cfg.Network
+	if c.stopped {
+		n.Loss, n.Duplicate, n.Reorder = 0, 0, 0
+	}
+	if n.Loss > 0 && c.rng.Float64() < n.Loss {
+		return nil
+	}
+	copies := 1
+	if n.Duplicate > 0 && c.rng.Float64() < n.Duplicate {
+		copies = 2
+	}
+	at := c.tripTimes[:0]
+	for range copies {
+		t := now + c.delay(from, to)
+		if n.Reorder > 0 && c.rng.Float64() < n.Reorder {
+			t += time.Duration(c.rng.Int64N(int64(2 * c.cfg.Poll)))
+		}
+		at = append(at, t)
+	}
+	c.tripTimes = at
+	return at
+}
+
+// hear delivers a rumor to the nodes that it reaches.
+func (c *cluster) hear(e *event) {
+	for to := e.first; to < e.last; to++ {
+		m := c.members[to]
+		if to == e.node || !m.up || !c.reaches(int(e.node), int(to)) {
+			continue
+		}
+		news := m.Hear(c.now, e.rumor.Rumor)
+		if c.check != nil {
+			c.check.heard(m, e.rumor, news)
+		}
+	}
+}
+
+// utter makes a rumor and counts the bytes that its encoding would have.
+func (c *cluster) utter(m *member) *spoken {
+	r := &spoken{Rumor: m.Speak(c.now), author: m}
+	head := r.Rumor
+	head.Tree = nil
+	c.encoded = head.AppendBinary(c.encoded[:0])
+	r.bytes = int64(len(c.encoded) + rumorBytesPerBlock*r.Tree.Len())
+	if c.check != nil {
+		c.check.spoke(m, r)
+	}
+	return r
+}
