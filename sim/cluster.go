@@ -88,7 +88,7 @@ func (c *cluster) start(m *member) {
 		Policy: c.mode.policy, Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(m.index)<<32+m.life+1)),
 		Poll: c.cfg.Poll, PauseFor: min(2*c.cfg.Poll, gossip.MaxInterval),
 		CapacityTokens: c.cfg.CapacityTokens,
-		MaxBlocks:      max(1, min(c.cfg.CapacityTokens/c.cfg.BlockTokens, prefix.MaxBlocks)),
+		MaxBlocks:      maxBlocks(c.cfg),
 		QueueThreshold: c.cfg.QueueThreshold,
 		// A block of the node is so many bytes of text, one here so many tokens:
 		// a token passes for text of such a length that the two are one, and the
@@ -111,6 +111,12 @@ func (c *cluster) start(m *member) {
 	if c.check != nil {
 		c.check.started(m)
 	}
+}
+
+// maxBlocks is how many blocks a tree may hold: as many as its engine, as far as
+// a tree goes.
+func maxBlocks(cfg Config) int {
+	return max(1, min(cfg.CapacityTokens/cfg.BlockTokens, prefix.MaxBlocks))
 }
 
 // bytes is the text that so many tokens pass for.

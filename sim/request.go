@@ -17,6 +17,7 @@ type call struct {
 	tried    []string
 	expected int // tokens, by the last decision
 	reason   string
+	attempt  *attempt // the last one
 	closed   bool
 
 	fetching int  // trees that are still awaited
@@ -33,7 +34,7 @@ type attempt struct {
 	cached   int // tokens
 	hops     int
 	over     bool          // answered, or given up
-	first    time.Duration // when the first token reaches the client; 0 while it is not written
+	first    time.Duration // when the first token reaches the client; 0 while it is not on its way
 	stuck    what          // the message that a partition holds up: forwarded or answered
 	since    time.Duration // since when
 }
@@ -78,6 +79,9 @@ func (c *cluster) arrive(k *call) {
 		return
 	}
 	c.members[k.origin].calls[k.index] = k
+	if c.check != nil {
+		c.check.came(k.Chain)
+	}
 	c.dispatch(k)
 }
 
@@ -85,10 +89,12 @@ func (c *cluster) arrive(k *call) {
 // does not answer.
 func (c *cluster) entry(index int) int {
 	i := 0
-	switch c.cfg.Entry {
-	case RoundRobin:
+	switch {
+	case c.cfg.entry != nil:
+		i = c.cfg.entry(index)
+	case c.cfg.Entry == RoundRobin:
 		i = index % c.cfg.Nodes
-	case Random:
+	case c.cfg.Entry == Random:
 		i = c.rng.IntN(c.cfg.Nodes)
 	}
 	for range c.cfg.Nodes {
@@ -112,6 +118,7 @@ func (c *cluster) dispatch(k *call) {
 	origin := c.members[k.origin]
 	a := &attempt{id: c.attempts, call: k, node: k.origin}
 	c.attempts++
+	k.attempt = a
 	if c.mode.choose == nil {
 		d := origin.Route(c.now, k.bytes(c), k.tried...)
 		a.node, a.match = c.index[d.Node], d.Match
@@ -119,7 +126,8 @@ func (c *cluster) dispatch(k *call) {
 		if c.check != nil {
 			c.check.routed(k, d)
 		}
-	} else if a.node = c.mode.choose(c, k); true {
+	} else {
+		a.node = c.mode.choose(c, k)
 		d := c.members[a.node].Stay(k.bytes(c), c.mode.name)
 		a.match, k.expected, k.reason = d.Match, d.Expected, d.Reason
 	}
@@ -191,8 +199,10 @@ func (c *cluster) stepEngine(m *member) {
 		switch e.Kind {
 		case emulate.FirstToken:
 			a.cached = e.Cached
-			a.first = c.now.Sub(start)
-			if a.node != k.origin {
+			if c.reaches(a.node, k.origin) {
+				a.first = c.now.Sub(start)
+			}
+			if a.hops > 0 && a.first > 0 {
 				a.first += c.delay(a.node, k.origin)
 			}
 			if k.Output > 1 {
@@ -229,10 +239,18 @@ func (c *cluster) answer(a *attempt) {
 	}
 	a.over = true
 	k := a.call
-	a.first = min(a.first, c.now.Sub(start))
+	if !c.begun(a) {
+		a.first = c.now.Sub(start)
+	}
 	c.members[k.origin].Served(c.now, k.bytes(c), c.members[a.node].name, c.outcome(a, a.match))
+	if c.check != nil {
+		c.check.credited(c.members[k.origin], a.node, k.Chain)
+	}
 	c.finish(k, a, "")
 }
+
+// begun reports whether the client has seen the first token.
+func (c *cluster) begun(a *attempt) bool { return a.first > 0 && a.first <= c.now.Sub(start) }
 
 // lose takes in that an attempt will not be answered. Once the client has seen a
 // token its request cannot be tried again.
@@ -244,7 +262,10 @@ func (c *cluster) lose(a *attempt) {
 	k := a.call
 	name := c.members[a.node].name
 	c.members[k.origin].Failed(c.now, name)
-	if a.first > 0 && a.first <= c.now.Sub(start) {
+	if c.check != nil {
+		c.check.failed(c.members[k.origin], a.node)
+	}
+	if c.begun(a) {
 		c.finish(k, a, "broken off after the first token")
 		return
 	}
@@ -253,14 +274,15 @@ func (c *cluster) lose(a *attempt) {
 }
 
 // watch looks after a forward until it is over: it sends again what a partition
-// held up, and gives up when the node has been silent for too long.
+// held up, and gives up when the node has been silent for too long. Once the
+// answer has begun only its own connection's silence counts.
 func (c *cluster) watch(a *attempt) {
 	if a.over {
 		return
 	}
 	origin := c.members[a.call.origin]
 	silent := a.stuck != 0 && c.now.Sub(start)-a.since > c.patience()
-	if c.mode.rumors {
+	if c.mode.rumors && !c.begun(a) {
 		silent = origin.Suspected(c.now, c.members[a.node].name)
 	}
 	if silent {
@@ -364,13 +386,9 @@ func (c *cluster) crash(m *member) {
 	}
 	for _, index := range sorted(m.calls) {
 		k := m.calls[index]
-		for _, other := range c.members {
-			for _, id := range sorted(other.jobs) {
-				if a := other.jobs[id]; a.call == k {
-					a.over = true
-					c.send(a, cancelled)
-				}
-			}
+		if a := k.attempt; a != nil && !a.over {
+			a.over = true
+			c.send(a, cancelled)
 		}
 		c.finish(k, nil, "the node it came to has died")
 	}

@@ -57,6 +57,8 @@ type Config struct {
 	Check bool
 	// Trace is given every finished request, in the order of answers.
 	Trace func(Record)
+
+	entry func(index int) int // a script's word on where requests come in; nil leaves it to Entry
 }
 
 // MaxNodes bounds a cluster: each node keeps a view of every other.

@@ -110,7 +110,6 @@ func TestHitRatesAreThoseOfAPlainCount(t *testing.T) {
 	}
 }
 
-
 func paper(t testing.TB) emulate.Profile {
 	t.Helper()
 	p, err := emulate.ByName("paper")
