@@ -30,6 +30,7 @@ var layers = map[string][]string{
 	"engine/builtin": {},
 	"mesh":           {"gossip"},
 	"mesh/memnet":    {},
+	"report":         {},
 	"workload":       {"prefix"},
 	"daemon":         {"prefix", "route", "gossip", "node", "engine", "mesh"},
 	"cmd/hearsay":    {"prefix", "route", "gossip", "node", "engine", "engine/builtin", "mesh", "workload", "daemon"},
