@@ -18,33 +18,31 @@ type question [6]string
 
 const mmluColumns = len(question{})
 
-// A subject is one topic of MMLU. All its prompts begin with the same prefix.
+// A subject is one topic of a set of few-shot prompts, such as MMLU. All its
+// prompts begin with the same prefix.
 type subject struct {
 	name      string
-	prefix    string // introduction and answered questions
-	questions []question
+	prefix    string   // introduction and answered questions
+	questions []string // the ends of the prompts
 }
 
-// prompt is the text of the i-th question in the form in which MMLU is given
-// to language models (Hendrycks et al. 2021, evaluate.py of their archive).
-func (s *subject) prompt(i int) string {
-	q := s.questions[i]
-	var b strings.Builder
-	b.Grow(len(s.prefix) + q.size())
-	b.WriteString(s.prefix)
-	q.write(&b)
-	return b.String()
-}
+// prompt is the text that asks the i-th question.
+func (s *subject) prompt(i int) string { return s.prefix + s.questions[i] }
 
-// newSubject renders the prefix from the first five of the answered questions.
+// newSubject renders prompts in the form in which MMLU is given to language
+// models (Hendrycks et al. 2021, evaluate.py of their archive), with the first
+// five of the answered questions.
 func newSubject(name string, answered, questions []question) subject {
 	var b strings.Builder
 	b.WriteString(introduction(name))
 	for _, q := range answered[:shots] {
-		q.write(&b)
-		fmt.Fprintf(&b, " %s\n\n", q[5])
+		fmt.Fprintf(&b, "%s %s\n\n", q.text(), q[5])
 	}
-	return subject{name: name, prefix: b.String(), questions: questions}
+	s := subject{name: name, prefix: b.String(), questions: make([]string, len(questions))}
+	for i, q := range questions {
+		s.questions[i] = q.text()
+	}
+	return s
 }
 
 // introduction has two spaces before the subject, as the original does.
@@ -52,24 +50,13 @@ func introduction(name string) string {
 	return "The following are multiple choice questions (with answers) about  " + strings.ReplaceAll(name, "_", " ") + ".\n\n"
 }
 
-func (q question) write(b *strings.Builder) {
-	b.WriteString(q[0])
-	for i, letter := range "ABCD" {
-		fmt.Fprintf(b, "\n%c. %s", letter, q[1+i])
-	}
-	b.WriteString("\nAnswer:")
+// text asks the question.
+func (q question) text() string {
+	return q[0] + "\nA. " + q[1] + "\nB. " + q[2] + "\nC. " + q[3] + "\nD. " + q[4] + "\nAnswer:"
 }
 
-// questionFrame is what write adds to the texts of a question, in bytes.
+// questionFrame is what text adds to the texts of a question, in bytes.
 const questionFrame = 4*len("\nA. ") + len("\nAnswer:")
-
-func (q question) size() int {
-	size := questionFrame
-	for _, text := range q[:5] {
-		size += len(text)
-	}
-	return size
-}
 
 // readMMLU reads every subject of the folder dir, in the order of their names.
 func readMMLU(dir string) ([]subject, error) {

@@ -8,6 +8,9 @@
 // requests of a subject share a long prefix. Without the data set a synthetic
 // one of its measured shape takes its place, and every report says so.
 //
+// A Stream is the same for a simulator: requests as blocks of tokens, from these
+// prompts, from other few-shot sets and conversations, and from recorded traces.
+//
 // Run is the load generator: a closed loop (a number of clients, each sending
 // its next request when the last is answered) or an open one (Poisson
 // arrivals). It measures at the client, and takes from the nodes only what
@@ -28,6 +31,7 @@ import (
 const (
 	uniform    = "mmlu"
 	skewed     = "mmlu-skewed"
+	bigBench   = "bbh"
 	chatPrefix = "chat:"
 )
 
@@ -44,6 +48,7 @@ const (
 	entryStream
 	arrivalStream
 	syntheticStream
+	sessionStream
 )
 
 func newRand(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
@@ -58,11 +63,12 @@ type Request struct {
 
 // Config says which requests a Workload holds.
 type Config struct {
-	Name     string // mmlu, mmlu-skewed or chat:FILE
-	Data     string // folder with MMLU's dev/ and test/; "" takes the synthetic set
+	Name     string // mmlu, mmlu-skewed, bbh or chat:FILE
+	Data     string // folder with MMLU's dev/ and test/, "" takes the synthetic set; or with the files of BIG-Bench Hard
 	Requests int    // at least 1
 	Seed     uint64 // of the order, and of the hot topics
 	Repeats  bool   // draw with replacement; else each question comes at most once
+	ByTopic  bool   // with Repeats: draw a topic, then one of its questions; else topics weigh as many as they have
 }
 
 // Validate reports everything that is wrong with c.
@@ -70,12 +76,17 @@ func (c Config) Validate() error {
 	var problems []error
 	file, chat := strings.CutPrefix(c.Name, chatPrefix)
 	switch {
-	case c.Name != uniform && c.Name != skewed && !chat:
-		problems = append(problems, fmt.Errorf("unknown workload %q; choose %s, %s or %sFILE", c.Name, uniform, skewed, chatPrefix))
+	case c.Name == bigBench && c.Data == "":
+		problems = append(problems, fmt.Errorf("workload %s needs its data; name the folder of its JSON and text files with --data", bigBench))
+	case c.Name != uniform && c.Name != skewed && c.Name != bigBench && !chat:
+		problems = append(problems, fmt.Errorf("unknown workload %q; choose %s, %s, %s or %sFILE", c.Name, uniform, skewed, bigBench, chatPrefix))
 	case chat && file == "":
 		problems = append(problems, errors.New("workload chat: names no file; write chat:FILE"))
 	case chat && c.Data != "":
 		problems = append(problems, errors.New("workload chat:FILE has its data in the file; leave out --data"))
+	}
+	if c.ByTopic && (!c.Repeats || chat) {
+		problems = append(problems, errors.New("a topic drawn before its question needs topics and repeats; add --repeats"))
 	}
 	if c.Requests < 1 {
 		problems = append(problems, fmt.Errorf("%d requests make no workload; ask for at least 1", c.Requests))
@@ -105,34 +116,65 @@ func New(c Config) (*Workload, error) {
 	}
 	w := &Workload{Config: c}
 	var err error
-	file, chat := strings.CutPrefix(c.Name, chatPrefix)
-	switch {
-	case chat:
+	if file, chat := strings.CutPrefix(c.Name, chatPrefix); chat {
 		w.chats, err = readChats(file)
 		w.Source = fmt.Sprintf("%s (%d requests)", file, len(w.chats))
-	case c.Data != "":
-		w.subjects, err = readMMLU(c.Data)
-		w.Source = fmt.Sprintf("%s (%s)", c.Data, size(w.subjects))
-	default:
-		w.subjects = synthesize()
-		w.Source = fmt.Sprintf("synthetic in the shape of MMLU (%s)", size(w.subjects))
+	} else {
+		w.subjects, w.Source, err = readSubjects(c.Name, c.Data)
 	}
 	if err != nil {
 		return nil, err
 	}
-	rng := newRand(c.Seed, orderStream)
-	switch {
-	case chat:
-		w.picks, err = inOrder(rng, len(w.chats), c)
-	case c.Name == skewed:
-		w.picks, _, err = skew(rng, w.subjects, c)
-	default:
-		w.picks, err = draw(rng, everything(w.subjects), c.Requests, c.Repeats)
+	if w.chats != nil {
+		w.picks, err = inOrder(newRand(c.Seed, orderStream), len(w.chats), c)
+	} else {
+		w.picks, err = lay(c, w.subjects)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("workload %s: %w", c.Name, err)
 	}
 	return w, nil
+}
+
+// readSubjects reads the few-shot prompts of the workload name from the folder
+// data, and says for people where they come from.
+func readSubjects(name, data string) (subjects []subject, source string, err error) {
+	switch {
+	case name == bigBench:
+		subjects, err = readBBH(data)
+	case data != "":
+		subjects, err = readMMLU(data)
+	default:
+		subjects = synthesize()
+		return subjects, fmt.Sprintf("synthetic in the shape of MMLU (%s)", size(subjects)), nil
+	}
+	return subjects, fmt.Sprintf("%s (%s)", data, size(subjects)), err
+}
+
+// lay draws the requests of c from the subjects: which, and in which order.
+func lay(c Config, subjects []subject) (picks []pick, err error) {
+	rng := newRand(c.Seed, orderStream)
+	if c.Name == skewed {
+		picks, _, err = skew(rng, subjects, c)
+		return picks, err
+	}
+	return c.draw(rng, subjects, nil, c.Requests)
+}
+
+// draw takes n questions of the subjects at the given indices, nil for all.
+func (c Config) draw(rng *rand.Rand, subjects []subject, indices []int, n int) ([]pick, error) {
+	if !c.ByTopic {
+		return draw(rng, everything(subjects, indices...), n, c.Repeats)
+	}
+	picks := make([]pick, n)
+	for i := range picks {
+		topic := rng.IntN(cmp.Or(len(indices), len(subjects)))
+		if indices != nil {
+			topic = indices[topic]
+		}
+		picks[i] = pick{int32(topic), int32(rng.IntN(len(subjects[topic].questions)))}
+	}
+	return picks, nil
 }
 
 // data is the path of the prompts, for scripts to read.
@@ -159,21 +201,44 @@ func (w *Workload) Request(i int) Request {
 // skew takes 80 % of the requests from a fifth of the subjects, drawn by rng,
 // and the rest from the others. The share is exact, the order is shuffled.
 func skew(rng *rand.Rand, subjects []subject, c Config) (picks []pick, hot []int, err error) {
-	order := rng.Perm(len(subjects))
-	cut := int(math.Ceil(hotTopics * float64(len(subjects))))
-	hot = order[:cut]
-	n := int(math.Round(hotRequests * float64(c.Requests)))
-	picks, err = draw(rng, everything(subjects, hot...), n, c.Repeats)
+	hot, others := split(rng, subjects)
+	n := hotShare(c.Requests)
+	picks, err = c.draw(rng, subjects, hot, n)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the %d hot subjects of seed %d: %w", cut, c.Seed, err)
+		return nil, nil, fmt.Errorf("the %d hot subjects of seed %d: %w", len(hot), c.Seed, err)
 	}
-	cold, err := draw(rng, everything(subjects, order[cut:]...), c.Requests-n, c.Repeats)
+	cold, err := c.draw(rng, subjects, others, c.Requests-n)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the subjects that are not hot: %w", err)
 	}
 	picks = append(picks, cold...)
 	rng.Shuffle(len(picks), func(i, j int) { picks[i], picks[j] = picks[j], picks[i] })
 	return picks, hot, nil
+}
+
+// split draws the hot subjects.
+func split(rng *rand.Rand, subjects []subject) (hot, others []int) {
+	order := rng.Perm(len(subjects))
+	cut := int(math.Ceil(hotTopics * float64(len(subjects))))
+	return order[:cut], order[cut:]
+}
+
+// hotShare is how many of n requests are of hot subjects.
+func hotShare(n int) int { return int(math.Round(hotRequests * float64(n))) }
+
+// most is how many requests c makes of the subjects: as many as there are
+// questions, but without repeats as few as keep the shares of a skew.
+func most(c Config, subjects []subject) int {
+	if c.Name != skewed || c.Repeats {
+		return len(everything(subjects))
+	}
+	hot, others := split(newRand(c.Seed, orderStream), subjects)
+	inHot, inOthers := len(everything(subjects, hot...)), len(everything(subjects, others...))
+	n := inHot + inOthers
+	for hotShare(n) > inHot || n-hotShare(n) > inOthers {
+		n--
+	}
+	return n
 }
 
 // everything lists all questions of the subjects at the given indices, or of all subjects.

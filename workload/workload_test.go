@@ -189,12 +189,12 @@ func TestShapeIsMeasured(t *testing.T) {
 	for _, s := range subjects {
 		sum := 0
 		for _, q := range s.questions {
-			sum += q.size()
+			sum += len(q)
 		}
 		mean := float64(sum) / float64(len(s.questions))
 		measured = append(measured, len(s.questions), len(s.prefix), int(math.Round(mean)))
 		for _, q := range s.questions {
-			ratios = append(ratios, float64(q.size())/mean)
+			ratios = append(ratios, float64(len(q))/mean)
 		}
 	}
 	if !slices.Equal(measured, shape) {
@@ -218,8 +218,8 @@ func TestSyntheticHasTheShape(t *testing.T) {
 			t.Errorf("prefix of %s has %d bytes, want %d", s.name, got, want)
 		}
 		for k, q := range s.questions {
-			sizes = append(sizes, q.size())
-			if p := s.prompt(k); !strings.HasPrefix(p, s.prefix) || len(p) != len(s.prefix)+q.size() {
+			sizes = append(sizes, len(q))
+			if p := s.prompt(k); !strings.HasPrefix(p, s.prefix) || len(p) != len(s.prefix)+len(q) {
 				t.Fatalf("prompt %q of %s is not prefix and question", p, s.name)
 			}
 		}
@@ -313,10 +313,11 @@ func TestChatFile(t *testing.T) {
 // Everything that is wrong with a configuration is said at once.
 func TestConfigProblems(t *testing.T) {
 	for want, c := range map[string]Config{
-		`unknown workload "bbh"; choose mmlu, mmlu-skewed or chat:FILE`: {Name: "bbh"},
-		"0 requests make no workload":                                   {Name: "bbh"},
-		"names no file":                                                 {Name: chatPrefix, Requests: 1},
-		"leave out --data":                                              {Name: "chat:a", Data: "b", Requests: 1},
+		`unknown workload "x"; choose mmlu, mmlu-skewed, bbh or chat:FILE`: {Name: "x"},
+		"0 requests make no workload":                                      {Name: "x"},
+		"bbh needs its data":                                               {Name: "bbh", Requests: 1},
+		"names no file":                                                    {Name: chatPrefix, Requests: 1},
+		"leave out --data":                                                 {Name: "chat:a", Data: "b", Requests: 1},
 	} {
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v does not say %q", c, err, want)
