@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -23,7 +25,7 @@ import (
 // difference of the two medians, and of the two 99th percentiles.
 func BenchmarkHop(b *testing.B) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	urls := startPair(b)
+	urls := startNodes(b, 2, &stubEngine{})
 	body := completionBody(prompt("law", 100), 1)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}
 	defer client.CloseIdleConnections()
@@ -41,9 +43,11 @@ func BenchmarkHop(b *testing.B) {
 		return time.Since(begun)
 	}
 	ask(urls[1], "")
-	for range 20 { // until the first has heard of it, and both are warm
-		time.Sleep(50 * time.Millisecond)
-		ask(urls[0], "")
+	for !hasHeard(b, urls[0]) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	for range 20 { // to warm up
+		ask(urls[0], "1")
 	}
 	var direct, hop []time.Duration
 	for b.Loop() {
@@ -60,14 +64,30 @@ func BenchmarkHop(b *testing.B) {
 	}
 }
 
-// startPair runs two joined nodes on loopback and returns their URLs.
-func startPair(b *testing.B) (urls []string) {
+// hasHeard says whether a node believes that its peer has something cached.
+func hasHeard(b *testing.B, url string) bool {
+	resp, err := http.Get(url + "/hearsay/v1/status")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var s Status
+	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
+		b.Fatal(err)
+	}
+	return len(s.Peers) == 1 && s.Peers[0].TreeBlocks > 0
+}
+
+// startNodes runs n joined nodes on loopback, all beside one engine, and returns
+// their URLs.
+func startNodes(b testing.TB, n int, e *stubEngine) (urls []string) {
 	b.Helper()
 	var seed string
-	for _, name := range []string{"n1", "n2"} {
+	for i := range n {
+		name := fmt.Sprint("n", i+1)
 		cfg := Config{
 			Node:   node.Config{Name: name, Life: uint64(time.Now().UnixNano()), Policy: route.Longest{}, Poll: node.MinPoll, Rand: rand.New(rand.NewPCG(1, 2))},
-			Engine: (&stubEngine{name: name}).transport(),
+			Engine: e.transport(),
 			API:    bind(b), Mesh: mesh.Config{Listener: bind(b)},
 		}
 		if seed != "" {
@@ -87,7 +107,7 @@ func startPair(b *testing.B) (urls []string) {
 	return urls
 }
 
-func bind(b *testing.B) net.Listener {
+func bind(b testing.TB) net.Listener {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -46,7 +46,7 @@ type Config struct {
 	BodiesMax      int64         // bytes of all requests that wait for an answer to begin; default 512 MiB
 	InFlightMax    int           // requests at the engine at a time, waiting and running; default 256
 	ForwardsMax    int           // peers tried for one request before it is served here; default 3
-	ForwardTimeout time.Duration // from a forward to its first body byte; default 2 min
+	ForwardTimeout time.Duration // from a forward to its first body byte, or all of a short answer; default 10 min
 	DrainTimeout   time.Duration // how long a shutdown waits for running requests; default 30 s
 
 	Log *slog.Logger // default slog.Default()
@@ -57,7 +57,7 @@ func (c *Config) setDefaults() {
 	c.BodiesMax = max(cmp.Or(c.BodiesMax, 512<<20), c.BodyMax)
 	c.InFlightMax = cmp.Or(c.InFlightMax, 256)
 	c.ForwardsMax = cmp.Or(c.ForwardsMax, 3)
-	c.ForwardTimeout = cmp.Or(c.ForwardTimeout, 2*time.Minute)
+	c.ForwardTimeout = cmp.Or(c.ForwardTimeout, 10*time.Minute)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
 	c.Log = cmp.Or(c.Log, slog.Default())
 	c.Node = c.Node.WithDefaults()
@@ -92,6 +92,7 @@ type Daemon struct {
 	inFlight int                   // requests at this node's engine
 	forwards map[*forward]struct{} // waiting for a peer's first byte
 	closing  bool                  // leaving: not ready
+	drained  bool                  // the time for what runs is over
 	closed   bool                  // takes no request
 }
 
@@ -217,7 +218,9 @@ func (d *Daemon) leavingPeers() map[string]bool {
 // shutdown takes nothing new, from peers or from clients, waits for what runs as
 // long as DrainTimeout allows, and then ends it.
 func (d *Daemon) shutdown() error {
-	d.locked(func(time.Time, *node.Node) { d.closing = true })
+	running := 0
+	d.locked(func(time.Time, *node.Node) { d.closing, running = true, d.inFlight })
+	d.log.Info("leaving", "requests", running, "timeout", d.cfg.DrainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTimeout)
 	defer cancel()
 	var sides errgroup.Group
@@ -231,10 +234,13 @@ func (d *Daemon) shutdown() error {
 		if d.api.Shutdown(ctx) == nil {
 			return nil
 		}
-		d.log.Warn("requests cut off at the drain timeout", "timeout", d.cfg.DrainTimeout)
+		d.log.Warn("requests cut off at the drain timeout", "timeout", d.cfg.DrainTimeout.String())
+		d.locked(func(time.Time, *node.Node) { d.drained = true })
 		return d.api.Close()
 	})
-	err := errors.Join(sides.Wait(), d.mesh.Close())
+	err := sides.Wait()
+	d.locked(func(time.Time, *node.Node) { d.drained = true })
+	err = errors.Join(err, d.mesh.Close())
 	d.locked(func(time.Time, *node.Node) { d.closed = true })
 	d.running.Wait()
 	return err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -257,11 +259,14 @@ func TestClientClosesAfterDone(t *testing.T) {
 func TestBodiesLimit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
-		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.BodyMax, c.BodiesMax = 1<<20, 2<<20 })
+		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.BodyMax, c.BodiesMax = 1<<20, 2<<20+40*chargeStep })
 		var unfinished []*io.PipeWriter
-		for range 2 {
+		for i := range 42 {
 			r, w := io.Pipe()
 			unfinished = append(unfinished, w)
+			if i >= 40 { // only what has come counts
+				go func() { _, _ = w.Write(make([]byte, 1<<20-100)) }()
+			}
 			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+host("n1")+apiPort+"/v1/completions", r)
 			go func() {
 				if resp, err := c.client.Do(req); err == nil {
@@ -270,7 +275,7 @@ func TestBodiesLimit(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if r := c.complete("n1", "x"); r.status != 429 || code(t, r) != "queue_full" {
+		if r := c.complete("n1", "x"); r.status != 429 || code(t, r) != "memory_full" {
 			t.Errorf("beyond the limit: %d %s", r.status, r.body)
 		}
 		for _, w := range unfinished {
@@ -301,4 +306,23 @@ func TestOtherMethodsAndPaths(t *testing.T) {
 			t.Errorf("a peer's engine answered /flush_cache with %d", resp.StatusCode)
 		}
 	})
+}
+
+// A client that closes its sending side before the answer is taken for one that
+// left, and gets no fake answer.
+func TestHalfClose(t *testing.T) {
+	url := startNodes(t, 1, &stubEngine{behaviour: behaviour{prefill: time.Hour}})[0]
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	body := completionBody("x", 1)
+	_, _ = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: n1\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := io.ReadAll(conn); len(got) > 0 {
+		t.Errorf("answered %q", got)
+	}
 }

@@ -41,7 +41,7 @@ func newMetrics(d *Daemon) *metrics {
 		}),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "hearsay_ttft_seconds",
-			Help:    "Time from a request's arrival to the first byte of its answer's body, by hop.",
+			Help:    "Time from a prompt's arrival to the first byte of its answer's body, by hop; of answers that were whole.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"hop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -65,7 +65,7 @@ func (d *Daemon) book(q *request, res result) {
 		hop = "forwarded"
 	}
 	d.metrics.requests.WithLabelValues(res.outcome, hop).Inc()
-	if res.ttft > 0 {
+	if res.outcome == outcomeOK && q.route.Bytes > 0 {
 		d.metrics.ttft.WithLabelValues(hop).Observe(res.ttft.Seconds())
 	}
 	if res.known && hop != "received" {

@@ -24,9 +24,13 @@ func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		res.status, code = http.StatusRequestTimeout, "request_timeout"
 		message = fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout)
-	case errors.Is(err, errFull), errors.Is(err, errHeld):
+	case errors.Is(err, errFull):
 		res.status, code = http.StatusTooManyRequests, "queue_full"
 		message = "this node's queue is full and no peer took the request; try again later"
+		w.Header().Set("Retry-After", "1")
+	case errors.Is(err, errHeld):
+		res.status, code = http.StatusTooManyRequests, "memory_full"
+		message = errHeld.Error() + " at this node; try again later"
 		w.Header().Set("Retry-After", "1")
 	case q.body == nil:
 		res.status, code = http.StatusBadRequest, "unreadable_body"

@@ -85,6 +85,7 @@ type result struct {
 	ttft     time.Duration // to the first byte of the body
 	usage    engine.Usage
 	known    bool // usage.Cached is what the engine reported
+	cut      bool // the client's connection is to be cut: never a fake end
 }
 
 // relay passes the answer on as it comes, reads it in passing, and tells the node
@@ -105,9 +106,9 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	switch left := q.http.Context().Err() != nil; {
 	case scanner.Ended(): // a client may leave as soon as it has read that
 	case client != nil, upstream != nil && left:
-		res.outcome = outcomeCancelled
+		res.outcome, res.cut = d.cutShort(), true
 	case upstream != nil:
-		res.outcome = outcomeBroken
+		res.outcome, res.cut = outcomeBroken, true
 		d.log.Warn("answer broke off", "node", decision.Node, "err", upstream)
 	}
 	res.usage, res.known = scanner.Usage()
@@ -115,6 +116,17 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 		d.learn(q, res, scanner)
 	}
 	return res
+}
+
+// cutShort says how a request ended whose context did: its client left, or this
+// node's time to drain is over.
+func (d *Daemon) cutShort() (outcome string) {
+	d.locked(func(time.Time, *node.Node) {
+		if outcome = outcomeCancelled; d.drained {
+			outcome = outcomeBroken
+		}
+	})
+	return outcome
 }
 
 // pass copies the body to the client, flushing each piece as it comes, and to

@@ -30,7 +30,7 @@ var (
 	errTimeout = errors.New("no first byte within the forward timeout")
 	errFull    = errors.New("its queue is full")
 	errRejects = errors.New("it rejects the request")
-	errHeld    = errors.New("too many bytes of requests are held")
+	errHeld    = errors.New("requests that wait hold all the memory they may")
 )
 
 // request is one request on its way through this node.
@@ -75,7 +75,7 @@ func (d *Daemon) serve(w http.ResponseWriter, r *http.Request, from string) {
 	defer d.release(q)
 	res := d.handle(w, q)
 	d.book(q, res)
-	if res.outcome == outcomeBroken {
+	if res.cut {
 		panic(http.ErrAbortHandler) // the one way to cut a client's connection
 	}
 }
@@ -97,7 +97,7 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 			d.release(q)
 			return d.relay(w, q, decision, answer)
 		case q.http.Context().Err() != nil:
-			return result{outcome: outcomeCancelled, decision: decision}
+			return result{outcome: d.cutShort(), decision: decision, cut: true}
 		case q.hop != "" || slices.Contains(tried, decision.Node):
 			return d.refuse(w, q, err)
 		}
@@ -106,23 +106,14 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 	}
 }
 
-// heldMin is what the smallest request counts for in Config.BodiesMax, so that it
-// bounds their number too.
-const heldMin = 32 << 10
-
 // read takes in the whole request, bounded in bytes and time, and names its prompt.
 func (d *Daemon) read(w http.ResponseWriter, q *request) error {
-	q.held = max(q.http.ContentLength, heldMin)
-	if q.http.ContentLength < 0 || q.held > d.cfg.BodyMax {
-		q.held = d.cfg.BodyMax
-	}
-	if !d.bodies.TryAcquire(q.held) {
-		q.held = 0
-		return errHeld
+	if q.http.ContentLength > d.cfg.BodyMax {
+		return &http.MaxBytesError{Limit: d.cfg.BodyMax} // before the client sends it
 	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(q.arrived.Add(bodyTimeout))
-	body, err := io.ReadAll(http.MaxBytesReader(w, q.http.Body, d.cfg.BodyMax))
+	body, err := io.ReadAll(&chargedReader{http.MaxBytesReader(w, q.http.Body, d.cfg.BodyMax), d, q, 0})
 	if err != nil {
 		return fmt.Errorf("read the request's body: %w", err)
 	}
@@ -132,6 +123,31 @@ func (d *Daemon) read(w http.ResponseWriter, q *request) error {
 		d.name(q)
 	}
 	return nil
+}
+
+// chargedReader takes a request's share of Config.BodiesMax as its bytes come, so
+// that a client who only says that many will come holds nothing.
+type chargedReader struct {
+	io.Reader
+	d    *Daemon
+	q    *request
+	read int64
+}
+
+// chargeStep is what is charged at a time, and at least for each request: it
+// bounds their number too.
+const chargeStep = 32 << 10
+
+func (c *chargedReader) Read(p []byte) (int, error) {
+	for c.q.held <= c.read {
+		if !c.d.bodies.TryAcquire(chargeStep) {
+			return 0, errHeld
+		}
+		c.q.held += chargeStep
+	}
+	n, err := c.Reader.Read(p[:min(int64(len(p)), c.q.held-c.read)])
+	c.read += int64(n)
+	return n, err
 }
 
 // name reads the prompt and names its prefixes.
@@ -183,7 +199,7 @@ func (d *Daemon) decide(q *request, tried []string) (decision node.Decision) {
 // was full or rejected the request said so. Only the engine beside this node may
 // reject a request for good: limits and models may differ.
 func (d *Daemon) setAside(q *request, decision node.Decision, err error) {
-	d.log.Warn("served elsewhere", "peer", decision.Node, "err", err)
+	d.log.Warn("no answer, asking the next", "node", decision.Node, "err", err)
 	switch {
 	case errors.Is(err, errRejects):
 		q.stay = decision.Node + " rejects it"
