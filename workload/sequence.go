@@ -64,9 +64,10 @@ func (q *sequence) symbol(k int) uint32 {
 
 // A forest numbers the prefixes of rows of block ids: two rows have the same
 // first numbers as far as they have the same first ids, whatever an id means.
-// It also knows where rows part.
+// It also knows where rows part, and how many go through a prefix.
 type forest struct {
 	nodes map[edge]uint32 // numbers from 1; 0 is before the first id
+	rows  []uint32        // by number: how many have it
 	child []uint32        // by number: one that follows, 0 for none
 	parts []bool          // by number: more than one follow
 }
@@ -77,10 +78,10 @@ type edge struct {
 }
 
 func newForest() *forest {
-	return &forest{nodes: map[edge]uint32{}, child: []uint32{0}, parts: []bool{false}}
+	return &forest{nodes: map[edge]uint32{}, rows: []uint32{0}, child: []uint32{0}, parts: []bool{false}}
 }
 
-// row numbers the prefixes of ids and appends them to row.
+// row numbers the prefixes of ids.
 func (f *forest) row(ids []uint64) []uint32 {
 	row := make([]uint32, len(ids))
 	at := uint32(0)
@@ -89,19 +90,21 @@ func (f *forest) row(ids []uint64) []uint32 {
 		if !known {
 			next = uint32(len(f.child))
 			f.nodes[edge{at, id}] = next
-			f.child, f.parts = append(f.child, 0), append(f.parts, false)
+			f.rows, f.child, f.parts = append(f.rows, 0), append(f.child, 0), append(f.parts, false)
 			f.parts[at] = f.child[at] != 0
 			f.child[at] = next
 		}
+		f.rows[next]++
 		row[i], at = next, next
 	}
 	return row
 }
 
-// shared is how many of row's numbers come before the last place where rows part.
-func (f *forest) shared(row []uint32) int {
+// shared is how many of row's numbers come before the last place where at least
+// so many rows part.
+func (f *forest) shared(row []uint32, least int) int {
 	n := len(row)
-	for n > 0 && !f.parts[row[n-1]] {
+	for n > 0 && !(f.parts[row[n-1]] && int(f.rows[row[n-1]]) >= least) {
 		n--
 	}
 	return n

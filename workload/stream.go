@@ -113,8 +113,9 @@ const maxBlockTokens = 1 << 16
 // When more requests are asked of it than the source has, it begins again. A
 // repeat keeps what a request shares by design - the examples of its subject,
 // tools and system prompt; in a file of block ids all up to the last place
-// where two of its requests part - and what follows is fresh, as if other users
-// asked other questions in the same way. Its arrivals continue those before.
+// where the paths of one request in 200 part - and what follows is fresh, as if
+// other users asked other questions in the same way. Arrivals go on from those
+// before.
 type Stream struct {
 	StreamConfig        // as opened, with BlockTokens, Requests and Output filled in
 	Source       string // where the requests come from, for people to read

@@ -323,6 +323,22 @@ func TestRepeatsHaveFreshTails(t *testing.T) {
 	}
 }
 
+// A source that begins again hits about as it does once: neither does all of it
+// come back, nor does a repeat lose what requests share by design.
+func TestRepeatsHitAsTheSource(t *testing.T) {
+	for name, s := range map[string]*Stream{
+		"mooncake": mustOpen(t, StreamConfig{Name: "mooncake:" + shared(t, "mooncake", "raw", "conversation_trace.jsonl")}),
+		"mmlu":     mustOpen(t, StreamConfig{Name: "stream:" + shared(t, "streams", "mmlu_uniform.b16.jsonl.gz")}),
+		"bfcl":     mustOpen(t, StreamConfig{Name: "stream:" + shared(t, "streams", "bfcl_multiturn.b16.jsonl.gz")}),
+	} {
+		once := hits(s, 1)
+		s.Requests *= 5
+		if got := hits(s, 1); got < once-.1 || got > once+2.5 {
+			t.Errorf("%s hits %.1f %% once and %.1f %% over five times", name, once, got)
+		}
+	}
+}
+
 // Arrivals of Azure's traces replace a source's own, and go round.
 func TestArrivals(t *testing.T) {
 	dir := folder(t, map[string]string{

@@ -7,17 +7,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// An encoder turns text into token ids. A prompt is encoded in the pieces of
-// which it is put together, so that what prompts share is encoded once; over
-// MMLU that gives the tokens of the whole text.
-type encoder func(text string) []uint32
-
 // cl100k is loaded when first asked for: its vocabulary takes 10 ms and 10 MB.
 var cl100k = sync.OnceValue(codec.NewCl100kBase)
 
 // encode gives the tokens of cl100k_base, which cuts English into pieces of the
 // same length as the vocabularies of today's open models do. It takes a second
-// for 5 MB.
+// for 5 MB. A prompt is encoded in the pieces of which it is put together, so
+// that what prompts share is encoded once; MMLU's have the tokens of the whole.
 func encode(text string) []uint32 {
 	ids, _, _ := cl100k().Encode(text) // fails on a time limit of the pattern alone, and it has none
 	tokens := make([]uint32, len(ids))
@@ -32,7 +28,7 @@ func encode(text string) []uint32 {
 const tokenBytes = 4.42
 
 // cut makes tokens of that length from synthetic text, whose common words
-// would otherwise give a third fewer than real prompts of its size.
+// would otherwise give a fifth fewer than a real prompt of its size.
 func cut(text string) []uint32 {
 	tokens := make([]uint32, 0, int(float64(len(text))/tokenBytes)+1)
 	for begin := 0; begin < len(text); {
