@@ -33,7 +33,7 @@ var layers = map[string][]string{
 	"report":         {},
 	"workload":       {"prefix"},
 	"daemon":         {"prefix", "route", "gossip", "node", "engine", "mesh"},
-	"cmd/hearsay":    {"prefix", "route", "gossip", "node", "engine", "engine/builtin", "mesh", "workload", "daemon"},
+	"cmd/hearsay":    {"prefix", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "mesh", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

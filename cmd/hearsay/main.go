@@ -1,7 +1,7 @@
 // Command hearsay is a peer-to-peer router for LLM serving: one process beside
 // every engine, no coordinator. Its commands are serve (one node), demo (a
-// cluster on this machine), bench (measure a cluster) and status (what a node
-// believes). Exit 0 is done, 1 failed, 2 misuse.
+// cluster on this machine), bench (measure a cluster), sim (simulate one) and
+// status (what a node believes). Exit 0 is done, 1 failed, 2 misuse.
 package main
 
 import (
@@ -52,7 +52,7 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(serveCommand(), demoCommand(), benchCommand(), statusCommand())
+	root.AddCommand(serveCommand(), demoCommand(), benchCommand(), simCommand(), statusCommand())
 	return root
 }
 
