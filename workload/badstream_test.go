@@ -103,6 +103,7 @@ func TestStreamConfigProblems(t *testing.T) {
 		`unknown workload "x"; choose mmlu, mmlu-skewed, or one of bbh`: {Name: "x", Requests: -1},
 		"-1 requests make no workload":                                  {Name: "x", Requests: -1},
 		"workload tot needs its data; write tot:PATH":                   {Name: "tot"},
+
 		"leave out --data":      {Name: "tot:a", Data: "b"},
 		"leave out --repeats":   {Name: "tot:a", Repeats: true},
 		"a block of -1 tokens":  {Name: "mmlu", BlockTokens: -1},
