@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -55,6 +56,27 @@ func TestForwardsArriveWhole(t *testing.T) {
 			})
 		}
 		wg.Wait()
+	})
+}
+
+// Any header that fits the API's 64 KiB can be forwarded, be it the shortest
+// fields there are, which weigh a dozen times more in HTTP/2.
+func TestForwardOfManyTinyHeaders(t *testing.T) {
+	const fields = 64 << 10 / len("a:\n")
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 2, func(c *Config) {
+			c.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header["A"])) })
+		})
+		req, _ := http.NewRequest(http.MethodGet, "/", nil)
+		req.Header["A"] = make([]string, fields)
+		resp, err := nodes[0].RoundTrip("n2", req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); string(got) != strconv.Itoa(fields) || err != nil {
+			t.Errorf("of %d fields %.99s came: %v", fields, got, err)
+		}
 	})
 }
 

@@ -25,7 +25,10 @@ const (
 	// headerWait bounds the TLS handshake and the request header of a connection.
 	headerWait = 10 * time.Second
 
-	headerBytesMax = 64 << 10
+	// headerBytesMax has room for whatever a client may send to the API: HTTP/2
+	// counts 32 bytes more for each field (RFC 9113, section 6.5.2), which makes
+	// 64 KiB of the shortest fields, 3 bytes each, about 750 KiB.
+	headerBytesMax = 1 << 20
 
 	saidMax = 1000 // refusals remembered
 
