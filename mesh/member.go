@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -247,11 +248,19 @@ func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 	return append(addrs, dead[:min(seekDead, len(dead))]...), len(addrs), err
 }
 
+func splitSeed(seed string) (host, portName string, err error) {
+	host, portName, err = net.SplitHostPort(strings.TrimPrefix(seed, "dns:"))
+	if n, e := strconv.ParseUint(portName, 10, 16); err != nil || e != nil || n == 0 || host == "" {
+		return "", "", fmt.Errorf("--join %s is neither HOST:PORT nor dns:NAME:PORT", seed)
+	}
+	return host, portName, nil
+}
+
 // resolve turns a seed into ip:port addresses.
 func resolve(ctx context.Context, seed string) ([]string, error) {
-	host, portName, err := net.SplitHostPort(strings.TrimPrefix(seed, "dns:"))
+	host, portName, err := splitSeed(seed)
 	if err != nil {
-		return nil, fmt.Errorf("--join %s is neither HOST:PORT nor dns:NAME:PORT", seed)
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupWait)
 	defer cancel()

@@ -161,6 +161,11 @@ func check(cfg *Config) (net.IP, int, error) {
 	if !goodName.MatchString(cfg.Name) {
 		return nil, 0, fmt.Errorf(`name %q is not 1 to %d letters, digits, "-", "_" or "."; give another with --name`, cfg.Name, gossip.MaxName)
 	}
+	for _, seed := range cfg.Join {
+		if _, _, err := splitSeed(seed); err != nil {
+			return nil, 0, err
+		}
+	}
 	bound := cfg.Listener.Addr().String()
 	if at, err := netip.ParseAddrPort(bound); (err != nil || !at.Addr().IsLoopback()) && cfg.TLS == nil && !cfg.Insecure {
 		return nil, 0, fmt.Errorf("peer port %s is not loopback and has no certificates; give --peer-cert, --peer-key and --peer-ca, or --insecure-peers to accept anyone", bound)

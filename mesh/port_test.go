@@ -40,6 +40,16 @@ func TestOpenRefuses(t *testing.T) {
 		{"0.0.0.0:7946", func(c *Config) { c.Insecure, c.Advertise = true, "10.0.0.1:7946" }, ""},
 		{"0.0.0.0:7946", func(c *Config) { c.Insecure, c.Advertise = true, "10.0.0.1" }, "--advertise 10.0.0.1 is not HOST:PORT"},
 		{"0.0.0.0:7946", func(c *Config) { c.Insecure, c.Advertise = true, "10.0.0.1:0" }, "has no port"},
+		{"127.0.0.1:7946", join("foo"), "--join foo is neither HOST:PORT nor dns:NAME:PORT"},
+		{"127.0.0.1:7946", join("127.0.0.1"), "--join 127.0.0.1 is neither"},
+		{"127.0.0.1:7946", join("dns:foo"), "--join dns:foo is neither"},
+		{"127.0.0.1:7946", join(""), "--join  is neither"},
+		{"127.0.0.1:7946", join(":7946"), "--join :7946 is neither"},
+		{"127.0.0.1:7946", join("::1"), "--join ::1 is neither"},
+		{"127.0.0.1:7946", join("foo:bar"), "--join foo:bar is neither"},
+		{"127.0.0.1:7946", join("127.0.0.2:0"), "--join 127.0.0.2:0 is neither"},
+		{"127.0.0.1:7946", join("127.0.0.2:65536"), "--join 127.0.0.2:65536 is neither"},
+		{"127.0.0.1:7946", join("dns:127.0.0.2:65535"), ""},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			network := memnet.New()
@@ -65,6 +75,10 @@ func TestOpenRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+func join(seed string) func(*Config) {
+	return func(c *Config) { c.Join = []string{"127.0.0.1:7946", seed} }
 }
 
 // The wrong version, the wrong name and a stranger's chatter are refused with a
