@@ -136,8 +136,8 @@ func (k *checker) holds(m *member) {
 		return
 	}
 	s := m.Status(c.now)
-	if s.TreeTokens > c.cfg.CapacityTokens || s.TreeBlocks > maxBlocks(c.cfg) {
-		c.fail("%s: a tree of %d tokens in %d blocks, capacity %d tokens", m.name, s.TreeTokens, s.TreeBlocks, c.cfg.CapacityTokens)
+	if s.TreeTokens > c.cfg.TreeTokens || s.TreeBlocks > maxBlocks(c.cfg) {
+		c.fail("%s: a tree of %d tokens in %d blocks, capacity %d tokens", m.name, s.TreeTokens, s.TreeBlocks, c.cfg.TreeTokens)
 	}
 	if held := m.engine.Tokens(); held > c.cfg.CapacityTokens {
 		c.fail("%s: the engine has %d tokens cached, capacity %d", m.name, held, c.cfg.CapacityTokens)

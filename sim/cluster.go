@@ -87,7 +87,7 @@ func (c *cluster) start(m *member) {
 		Name: m.name, Life: uint64(c.now.UnixNano()) + m.life, // no two in one nanosecond
 		Policy: c.mode.policy, Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(m.index)<<32+m.life+1)),
 		Poll: c.cfg.Poll, PauseFor: min(2*c.cfg.Poll, gossip.MaxInterval),
-		CapacityTokens: c.cfg.CapacityTokens,
+		CapacityTokens: c.cfg.TreeTokens,
 		MaxBlocks:      maxBlocks(c.cfg),
 		QueueThreshold: c.cfg.QueueThreshold,
 		// A block of the node is so many bytes of text, one here so many tokens:
@@ -113,10 +113,9 @@ func (c *cluster) start(m *member) {
 	}
 }
 
-// maxBlocks is how many blocks a tree may hold: as many as its engine, as far as
-// a tree goes.
+// maxBlocks is how many blocks a tree may hold, as far as a tree goes.
 func maxBlocks(cfg Config) int {
-	return max(1, min(cfg.CapacityTokens/cfg.BlockTokens, prefix.MaxBlocks))
+	return max(1, min(cfg.TreeTokens/cfg.BlockTokens, prefix.MaxBlocks))
 }
 
 // bytes is the text that so many tokens pass for.

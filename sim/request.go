@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"slices"
 	"time"
 
 	"github.com/hearsay-project/hearsay/emulate"
@@ -339,67 +338,4 @@ func (c *cluster) finish(k *call, a *attempt, err string) {
 	if c.cfg.Arrival.Clients > 0 {
 		c.pull()
 	}
-}
-
-// befall lets the next fault happen.
-func (c *cluster) befall() {
-	f := c.cfg.Faults[c.faultsAt]
-	c.faultsAt++
-	if c.stopped {
-		return
-	}
-	switch f.Kind {
-	case Partition:
-		c.cuts++
-	case Heal:
-		for _, m := range c.members {
-			m.side = 0
-		}
-	}
-	for _, i := range f.Nodes {
-		m := c.members[i]
-		switch f.Kind {
-		case Crash:
-			c.crash(m)
-		case Restart:
-			c.crash(m)
-			c.start(m)
-		case Partition:
-			m.side = c.cuts
-		case Slow:
-			m.engine.Slow(f.Factor)
-		}
-	}
-}
-
-// crash ends a life: peers see their connections reset, clients theirs.
-func (c *cluster) crash(m *member) {
-	if !m.up {
-		return
-	}
-	m.up, m.wake = false, 0
-	m.engine.Restart()
-	for _, id := range sorted(m.jobs) {
-		if a := m.jobs[id]; a.call.origin != m.index {
-			c.send(a, refused)
-		}
-	}
-	for _, index := range sorted(m.calls) {
-		k := m.calls[index]
-		if a := k.attempt; a != nil && !a.over {
-			a.over = true
-			c.send(a, cancelled)
-		}
-		c.finish(k, nil, "the node it came to has died")
-	}
-	m.jobs, m.calls = map[uint64]*attempt{}, map[int]*call{}
-}
-
-func sorted[K int | uint64, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

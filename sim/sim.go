@@ -43,6 +43,7 @@ type Config struct {
 	Profile        emulate.Profile // of every engine; required
 	BlockTokens    int             // 1 to emulate.MaxBlockTokens; 16
 	CapacityTokens int             // of every cache; 0 takes the profile's
+	TreeTokens     int             // of every node's tree; 0 takes CapacityTokens, less is a router that knows less than its engine holds
 
 	Poll           time.Duration // between two rumors of a node; 500ms
 	QueueThreshold int           // of push-back; the node's default
@@ -188,6 +189,7 @@ func (c Config) Validate() error {
 	}
 	check(d.BlockTokens >= 1 && d.BlockTokens <= emulate.MaxBlockTokens, "blocks of %d tokens; choose 1 to %d", c.BlockTokens, emulate.MaxBlockTokens)
 	check(d.Poll >= node.MinPoll && d.Poll <= node.MaxPoll, "poll %v; choose between %v and %v", c.Poll, node.MinPoll, node.MaxPoll)
+	check(c.TreeTokens >= 0, "a tree of %d tokens; give more, or 0 for what the cache holds", c.TreeTokens)
 	check(c.QueueThreshold >= 0, "queue threshold %d is negative", c.QueueThreshold)
 	n := c.Network
 	check(n.Delay >= 0 && n.Jitter >= 0 && n.Bandwidth >= 0, "network: a delay, jitter or bandwidth is negative")
@@ -226,6 +228,7 @@ func (c Config) WithDefaults() Config {
 		c.Profile.CapacityTokens = c.CapacityTokens
 	}
 	c.CapacityTokens = c.Profile.CapacityTokens
+	set(&c.TreeTokens, c.CapacityTokens)
 	if c.Poll == 0 {
 		c.Poll = 500 * time.Millisecond
 	}
