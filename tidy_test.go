@@ -20,20 +20,21 @@ const module = "github.com/hearsay-project/hearsay/"
 // A package that is not here does not belong to the project yet: add it, with
 // a thought, or put the code where it fits.
 var layers = map[string][]string{
-	"prefix":         {},
-	"route":          {},
-	"gossip":         {"prefix"},
-	"node":           {"prefix", "route", "gossip"},
-	"emulate":        {"prefix"},
-	"sim":            {"prefix", "route", "gossip", "node", "emulate"},
-	"engine":         {"prefix"},
-	"engine/builtin": {},
-	"mesh":           {"gossip"},
-	"mesh/memnet":    {},
-	"report":         {},
-	"workload":       {"prefix"},
-	"daemon":         {"prefix", "route", "gossip", "node", "engine", "mesh"},
-	"cmd/hearsay":    {"prefix", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "mesh", "workload", "daemon"},
+	"prefix":          {},
+	"route":           {},
+	"gossip":          {"prefix"},
+	"node":            {"prefix", "route", "gossip"},
+	"emulate":         {"prefix"},
+	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
+	"engine":          {"prefix"},
+	"engine/builtin":  {},
+	"engine/emulated": {"prefix", "emulate", "engine"},
+	"mesh":            {"gossip"},
+	"mesh/memnet":     {},
+	"report":          {},
+	"workload":        {"prefix"},
+	"daemon":          {"prefix", "route", "gossip", "node", "engine", "mesh"},
+	"cmd/hearsay":     {"prefix", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +16,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hearsay-project/hearsay/daemon"
+	"github.com/hearsay-project/hearsay/emulate"
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/builtin"
+	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
@@ -42,6 +45,7 @@ type serveFlags struct {
 	policy         string
 	engine         string
 	builtin        builtin.Config
+	emulated       emulated.Config
 	untilStdinEnds bool
 }
 
@@ -74,12 +78,15 @@ func (f *serveFlags) groups() []flagGroup {
 			s.DurationVar(&f.daemon.DrainTimeout, "drain-timeout", 30*time.Second, "how long a shutdown waits for running requests")
 		}),
 		group("Engine", func(s *pflag.FlagSet) {
-			s.StringVar(&f.engine, "engine", "builtin", "`builtin`, or the URL of an OpenAI server")
+			s.StringVar(&f.engine, "engine", "builtin", "`builtin`, emulated or emulated:PROFILE (waits as another machine would compute), or the URL of an OpenAI server")
 			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
 			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
 			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
-			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 0, "capacity of the engine's KV cache in `tokens`; 0 is 32768 for builtin, and unknown for others")
+			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 0, "capacity of the engine's KV cache in `tokens`; 0 is 32768 for builtin, the profile's for emulated, and unknown for others")
 			s.IntVar(&f.builtin.Context, "context", 0, "builtin: longest prompt and answer in `tokens`; 0 is the model's default")
+			s.Float64Var(&f.emulated.TimeScale, "time-scale", 1, "emulated: real `seconds` to an emulated one; 0.05 is twenty times faster")
+			s.IntVar(&f.emulated.BlockTokens, "block-tokens", 16, "emulated: `tokens` of a block of the KV cache")
+			s.Float64Var(&f.emulated.TokenBytes, "token-bytes", 0, "emulated: `bytes` of text that count as a token; 0 counts as the tokenizer cl100k_base does")
 		}),
 		group("Routing", func(s *pflag.FlagSet) {
 			s.StringVar(&f.policy, "policy", "longest+pushback", "`name`: "+route.Names())
@@ -213,20 +220,39 @@ func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
 // openEngine opens the engine that --engine names and, if it is ours, sets how
 // many tokens it can cache.
 func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error, error) {
-	if f.engine != "builtin" {
-		remote, err := engine.OpenRemote(f.engine)
+	switch kind, profile, _ := strings.Cut(f.engine, ":"); {
+	case f.engine == "builtin":
+		f.builtin.KVTokens = *capacity
+		e, err := builtin.Open(f.builtin)
 		if err != nil {
-			return nil, nil, misuse("--engine: %w; or builtin", err)
+			return nil, nil, misuse("--engine builtin: %w", err)
 		}
-		return remote, remote.Close, nil
+		*capacity = e.Load().KVTokens
+		return engine.Local{Handler: e}, e.Close, nil
+	case kind == "emulated":
+		e, err := f.openEmulated(cmp.Or(profile, emulate.Names()[0]), *capacity)
+		if err != nil {
+			return nil, nil, misuse("--engine %s: %w", f.engine, err)
+		}
+		*capacity = e.CapacityTokens()
+		return engine.Local{Handler: e}, e.Close, nil
 	}
-	f.builtin.KVTokens = *capacity
-	e, err := builtin.Open(f.builtin)
+	remote, err := engine.OpenRemote(f.engine)
 	if err != nil {
-		return nil, nil, misuse("--engine builtin: %w", err)
+		return nil, nil, misuse("--engine: %w; or builtin, or emulated", err)
 	}
-	*capacity = e.Load().KVTokens
-	return engine.Local{Handler: e}, e.Close, nil
+	return remote, remote.Close, nil
+}
+
+// openEmulated opens an engine that can cache so many tokens; 0 takes the profile's.
+func (f *serveFlags) openEmulated(profile string, capacity int) (*emulated.Engine, error) {
+	cfg := f.emulated
+	var err error
+	if cfg.Profile, err = emulate.ByName(profile); err != nil {
+		return nil, err
+	}
+	cfg.Profile.CapacityTokens = cmp.Or(capacity, cfg.Profile.CapacityTokens)
+	return emulated.Open(cfg)
 }
 
 func (f *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
