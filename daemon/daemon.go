@@ -142,8 +142,12 @@ func newDaemon(cfg Config) (*Daemon, error) {
 	m.OnRumor = func(r gossip.Rumor) {
 		d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
 	}
-	m.OnLeave = func(peer string) {
-		d.log.Info("peer left", "peer", peer)
+	m.OnLeave = func(peer string, died bool) {
+		what := "peer left"
+		if died {
+			what = "peer died"
+		}
+		d.log.Info(what, "peer", peer)
 		d.locked(func(_ time.Time, n *node.Node) { n.Forget(peer) })
 	}
 	m.OnJoin = func(peer string) { d.log.Info("peer joined", "peer", peer) }

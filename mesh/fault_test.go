@@ -12,14 +12,14 @@ import (
 )
 
 // A killed process shows at once by its streams, and is gone once memberlist is sure.
-func TestKilledNodeIsLostThenLeft(t *testing.T) {
+func TestKilledNodeIsLostThenDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := memnet.New()
 		nodes := startAll(t, network, 4, nil)
 		network.Kill("127.0.0.3")
 		synctest.Wait()
 		for _, n := range []*testNode{nodes[0], nodes[1], nodes[3]} {
-			if !slices.Contains(n.saw(), "lost n3") || slices.Contains(n.saw(), "leave n3") {
+			if !slices.Contains(n.saw(), "lost n3") || slices.Contains(n.saw(), "dead n3") {
 				t.Errorf("%s saw %v at the moment of death", n.name, n.saw())
 			}
 			if p := n.peer("n3"); p.State != StateSuspect || n.linked("n3") {
@@ -31,7 +31,7 @@ func TestKilledNodeIsLostThenLeft(t *testing.T) {
 		})
 		t.Logf("dead for all after %v", took)
 		for _, n := range []*testNode{nodes[0], nodes[1], nodes[3]} {
-			if saw := n.saw(); strings.Count(strings.Join(saw, ","), "leave") != 1 {
+			if saw := strings.Join(n.saw(), ","); strings.Count(saw, "dead n3") != 1 || strings.Contains(saw, "leave") {
 				t.Errorf("%s saw %v", n.name, saw)
 			}
 		}
@@ -49,6 +49,9 @@ func TestRestartedNodeIsBack(t *testing.T) {
 			time.Sleep(wait)
 			nodes[1] = start(t, network, 2, seed, nil)
 			took := eventually(t, 15*time.Second, "n2 is back", func() bool { return connected(nodes) })
+			if got := strings.Count(nodes[0].log(), `msg="peer is back" peer=n2`); got != 1 && wait == 0 || got != 0 && wait > 0 {
+				t.Errorf("said %d times that n2 is back:\n%s", got, nodes[0].log())
+			}
 			t.Logf("down for %v: back after %v", wait, took)
 			nodes[1].say(1)
 			synctest.Wait()
@@ -136,6 +139,25 @@ func TestSeedThatStartsLate(t *testing.T) {
 	})
 }
 
+// Nodes that start together, each a seed of the others, warn of nothing.
+func TestSimultaneousStartIsQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		seeds := []string{"127.0.0.1:7946", "127.0.0.2:7946", "127.0.0.3:7946", "127.0.0.4:7946"}
+		var nodes []*testNode
+		for i := range seeds {
+			nodes = append(nodes, start(t, network, i+1, seeds, nil))
+			time.Sleep(600 * time.Millisecond)
+		}
+		eventually(t, time.Minute, "all are connected", func() bool { return connected(nodes) })
+		for _, n := range nodes {
+			if log := n.log(); strings.Contains(log, "level=WARN") {
+				t.Errorf("%s says\n%s", n.name, log)
+			}
+		}
+	})
+}
+
 // Whoever dies or leaves, be it the only seed, is worth a warning or two, not one a try.
 func TestTheGoneAreNotLamented(t *testing.T) {
 	for name, end := range map[string]func(*memnet.Network, *testNode){
@@ -198,7 +220,7 @@ func TestLeaveIsHeardAtOnce(t *testing.T) {
 		synctest.Wait()
 		for _, n := range []*testNode{nodes[0], nodes[2]} {
 			saw := strings.Join(n.saw(), ", ")
-			if strings.Contains(saw, "lost") || strings.Count(saw, "leave") != 1 || n.peer("n2").State != "left" {
+			if strings.Contains(saw, "lost") || strings.Contains(saw, "dead") || strings.Count(saw, "leave") != 1 || n.peer("n2").State != "left" {
 				t.Errorf("%s saw %s", n.name, saw)
 			}
 		}

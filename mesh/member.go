@@ -21,6 +21,7 @@ import (
 const (
 	seekMin     = 500 * time.Millisecond // between two rounds of joining, doubled
 	seekMax     = 15 * time.Second       // also how soon a healed partition is noticed
+	seedGrace   = 3 * time.Second        // nodes that start together are down for each other at first
 	seekDead    = 4                      // dead members asked in one round, drawn at random
 	lookupWait  = 5 * time.Second        // for a name server's answer
 	forgetAfter = time.Hour              // a member gone so long is not asked again nor listed
@@ -155,7 +156,7 @@ func (m *Mesh) absent(p *peer, state string) func(string) {
 		return nothing
 	}
 	p.State, p.goneAt, p.RTT = state, time.Now(), 0
-	return m.cfg.OnLeave
+	return func(peer string) { m.cfg.OnLeave(peer, state == StateDead) }
 }
 
 func nothing(string) {}
@@ -165,10 +166,10 @@ func nothing(string) {}
 // seeds may start last, and the sides of a partition find each other however
 // long it lasted, whichever side a node is on.
 func (m *Mesh) seek() {
-	wait, said := seekMin, map[string]bool{}
+	wait, seeds := seekMin, seedTroubles{mesh: m, said: map[string]bool{}}
 	for m.ctx.Err() == nil && !m.isLeaving() {
-		missing, seeds, err := m.missing()
-		m.sayOnce(append(m.join(missing)[:seeds], err), said)
+		missing, count, err := m.missing()
+		seeds.say(append(m.join(missing)[:count], err))
 		if len(missing) == 0 && err == nil {
 			wait = seekMin
 			sleep(m.ctx, jittered(seekMax))
@@ -179,22 +180,42 @@ func (m *Mesh) seek() {
 	}
 }
 
-// sayOnce warns of the troubles with seeds that were not said since all was well.
-func (m *Mesh) sayOnce(troubles []error, said map[string]bool) {
-	well := true
+// seedTroubles warns once of each trouble with seeds, when seedGrace has passed
+// since all was well.
+type seedTroubles struct {
+	mesh  *Mesh
+	since time.Time // zero: all is well
+	said  map[string]bool
+}
+
+func (s *seedTroubles) say(troubles []error) {
+	log := s.mesh.log
+	troubles = slices.DeleteFunc(troubles, func(err error) bool { return err == nil })
+	switch {
+	case s.mesh.ctx.Err() != nil:
+		return
+	case len(troubles) == 0:
+		if len(s.said) > 0 {
+			log.Info("joined through every seed")
+		}
+		s.since, s.said = time.Time{}, map[string]bool{}
+		return
+	case s.since.IsZero():
+		s.since = time.Now()
+	}
+	if time.Since(s.since) < seedGrace {
+		return
+	}
 	for _, err := range troubles {
-		if err == nil || m.ctx.Err() != nil {
+		if s.said[err.Error()] {
 			continue
 		}
-		well = false
-		if !said[err.Error()] {
-			said[err.Error()] = true
-			m.log.Warn("cannot join through this seed, trying again; does a node run there, under the same CA?", "err", err)
+		s.said[err.Error()] = true
+		hint := "does a node run there?"
+		if s.mesh.cfg.TLS != nil {
+			hint = "does a node run there, under the same CA?"
 		}
-	}
-	if well && len(said) > 0 {
-		clear(said)
-		m.log.Info("joined through every seed")
+		log.Warn("cannot join through this seed, trying again; "+hint, "err", err)
 	}
 }
 

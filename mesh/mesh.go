@@ -56,8 +56,8 @@ type Config struct {
 	// membership waits for them. None may call the mesh.
 	OnRumor func(gossip.Rumor)
 	OnJoin  func(peer string)
-	OnLeave func(peer string) // it said goodbye, or is declared dead
-	OnLost  func(peer string) // its rumor stream broke without a goodbye; a dead process shows so at once
+	OnLeave func(peer string, died bool) // it said goodbye, or is declared dead
+	OnLost  func(peer string)            // its rumor stream broke without a goodbye; a dead process shows so at once
 
 	Log *slog.Logger // nil: none
 }
@@ -146,10 +146,13 @@ func check(cfg *Config) (net.IP, int, error) {
 	if cfg.Handler == nil {
 		cfg.Handler = http.NotFoundHandler()
 	}
-	for _, callback := range []*func(string){&cfg.OnJoin, &cfg.OnLeave, &cfg.OnLost} {
+	for _, callback := range []*func(string){&cfg.OnJoin, &cfg.OnLost} {
 		if *callback == nil {
 			*callback = nothing
 		}
+	}
+	if cfg.OnLeave == nil {
+		cfg.OnLeave = func(string, bool) {}
 	}
 	if cfg.OnRumor == nil {
 		cfg.OnRumor = func(gossip.Rumor) {}

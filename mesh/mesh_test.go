@@ -95,7 +95,8 @@ func start(t *testing.T, network *memnet.Network, i int, seeds []string, change 
 			defer n.mu.Unlock()
 			n.heard[r.Author] = append(n.heard[r.Author], r.Version)
 		},
-		OnJoin: n.note("join"), OnLeave: n.note("leave"), OnLost: n.note("lost"),
+		OnJoin: n.note("join"), OnLost: n.note("lost"),
+		OnLeave: func(peer string, died bool) { n.note(map[bool]string{false: "leave", true: "dead"}[died])(peer) },
 		Log: slog.New(slog.NewTextHandler(n, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	if change != nil {

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -234,7 +235,8 @@ func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to s
 	switch from := resp.Header.Get(headerFrom); {
 	case resp.StatusCode != http.StatusSwitchingProtocols:
 		sentence, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
-		return nil, fmt.Errorf("refused with %d: %s", resp.StatusCode, strings.TrimSpace(string(sentence)))
+		said := cmp.Or(strings.TrimSpace(string(sentence)), http.StatusText(resp.StatusCode))
+		return nil, fmt.Errorf("refused with %d: %s", resp.StatusCode, said)
 	case !strings.EqualFold(resp.Header.Get("Upgrade"), u.token):
 		return nil, fmt.Errorf("it speaks %q, this node %s", resp.Header.Get("Upgrade"), u.token)
 	case to != "" && from != to:

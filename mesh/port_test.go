@@ -196,7 +196,7 @@ func TestLoopback(t *testing.T) {
 				cfg := Config{
 					Name: name, Listener: l,
 					Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Proto) }),
-					OnJoin:  func(string) { joined <- name }, OnLeave: func(string) { left <- name },
+					OnJoin:  func(string) { joined <- name }, OnLeave: func(string, bool) { left <- name },
 					OnRumor: func(r gossip.Rumor) { heard <- r.Version },
 				}
 				if len(nodes) > 0 {

@@ -273,11 +273,15 @@ func (m *Mesh) attach(s *stream) bool {
 		p.stream.hangUp()
 	}
 	p.stream = s
+	back := p.State == StateSuspect
 	told := m.present(p)
 	if m.latest != nil {
 		s.give(func() { s.rumor = m.latest })
 	}
 	m.mu.Unlock()
+	if back {
+		m.log.Info("peer is back", "peer", p.Name)
+	}
 	told(p.Name)
 	return true
 }
