@@ -53,7 +53,7 @@ func membership(name string, t *transport, events *watcher) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = name
 	c.Transport = t
-	c.Events, c.Conflict = events, events
+	c.Events, c.Conflict, c.Alive = events, events, events
 	// What it has to say the mesh says in its own words; the rest is detail.
 	c.Logger = slog.NewLogLogger(t.port.log.Handler(), slog.LevelDebug)
 	c.AdvertiseAddr, c.AdvertisePort = t.ip.String(), t.tcpPort
@@ -76,8 +76,47 @@ func membership(name string, t *transport, events *watcher) *memberlist.Config {
 // watcher hears from memberlist, which holds its own lock meanwhile: nothing here
 // may call it back.
 type watcher struct {
-	mesh    *Mesh
-	clashes rate.Sometimes // says so
+	mesh             *Mesh
+	clashes, refused rate.Sometimes // say so
+}
+
+var _ interface {
+	memberlist.AliveDelegate
+	memberlist.ConflictDelegate
+	memberlist.EventDelegate
+} = (*watcher)(nil)
+
+func newWatcher(m *Mesh) *watcher {
+	e := &watcher{mesh: m}
+	e.clashes.Interval, e.refused.Interval = time.Minute, time.Minute
+	return e
+}
+
+// NotifyAlive refuses a member that memberlist would take in: with a name that no
+// node may bear, an address that no node can dial, or other versions of
+// memberlist's protocol, which would keep all nodes from joining.
+func (e *watcher) NotifyAlive(n *memberlist.Node) error {
+	const version, delegateVersion = memberlist.ProtocolVersion2Compatible, 0
+	ip, ok := netip.AddrFromSlice(n.Addr)
+	var err error
+	switch {
+	case !goodName.MatchString(n.Name):
+		err = fmt.Errorf("%q is no name for a node", n.Name)
+	case !ok || !dialable(ip) || n.Port == 0:
+		err = fmt.Errorf("%s is at %s, which nobody can dial", n.Name, n.Address())
+	case n.PCur != version || n.PMin > version || n.PMax < version, n.DCur != delegateVersion || n.DMin > delegateVersion:
+		err = fmt.Errorf("%s speaks memberlist %d of %d to %d and %d of %d to %d", n.Name, n.PCur, n.PMin, n.PMax, n.DCur, n.DMin, n.DMax)
+	default:
+		return nil
+	}
+	e.refused.Do(func() { e.mesh.log.Warn("a peer speaks of a member that cannot be", "err", err) })
+	return err
+}
+
+// dialable says whether ip can be the address of one node.
+func dialable(ip netip.Addr) bool {
+	ip = ip.Unmap()
+	return !ip.IsUnspecified() && !ip.IsMulticast()
 }
 
 func (e *watcher) NotifyJoin(n *memberlist.Node) {

@@ -29,7 +29,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
-	"golang.org/x/time/rate"
 
 	"github.com/hearsay-project/hearsay/gossip"
 )
@@ -128,7 +127,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	m.port.pool = m.port.newPool(cfg.TLS)
 	m.transport = newTransport(m.port, ip, tcpPort)
 	m.server = m.newServer()
-	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, &watcher{mesh: m, clashes: rate.Sometimes{Interval: time.Minute}}))
+	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, newWatcher(m)))
 	if err != nil {
 		m.cancel()
 		return nil, fmt.Errorf("membership: %w", err)
@@ -191,7 +190,7 @@ func check(cfg *Config) (net.IP, int, error) {
 	if err != nil {
 		return nil, 0, fmt.Errorf("--advertise %s: %w", cfg.Advertise, err)
 	}
-	if ips[0].IsUnspecified() {
+	if !dialable(ips[0]) {
 		return nil, 0, fmt.Errorf("peers cannot dial %s; give --advertise HOST:PORT with an address of this machine", cfg.Advertise)
 	}
 	return ips[0].AsSlice(), int(tcpPort), nil

@@ -97,7 +97,7 @@ func start(t *testing.T, network *memnet.Network, i int, seeds []string, change 
 		},
 		OnJoin: n.note("join"), OnLost: n.note("lost"),
 		OnLeave: func(peer string, died bool) { n.note(map[bool]string{false: "leave", true: "dead"}[died])(peer) },
-		Log: slog.New(slog.NewTextHandler(n, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log:     slog.New(slog.NewTextHandler(n, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	if change != nil {
 		change(&cfg)
