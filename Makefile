@@ -1,4 +1,4 @@
-# Each target is one command of the daily work; CONTRIBUTING.md says when.
+# The commands of the daily work; CONTRIBUTING.md says what each is for.
 .PHONY: build test format check bench demo experiments
 
 build: ; CGO_ENABLED=0 go build -trimpath -o hearsay ./cmd/hearsay

@@ -127,7 +127,7 @@ func (c *cluster) settle() {
 		for _, d := range c.nodes {
 			alive := 0
 			for _, p := range d.Status().Peers {
-				if p.State == node.Alive {
+				if p.State == string(node.Alive) {
 					alive++
 				}
 			}

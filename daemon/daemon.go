@@ -87,13 +87,14 @@ type Daemon struct {
 
 	// mu guards what follows. It is taken in the method locked, and never held
 	// across I/O.
-	mu       sync.Mutex
-	node     *node.Node
-	inFlight int                   // requests at this node's engine
-	forwards map[*forward]struct{} // waiting for a peer's first byte
-	closing  bool                  // leaving: not ready
-	drained  bool                  // the time for what runs is over
-	closed   bool                  // takes no request
+	mu        sync.Mutex
+	node      *node.Node
+	inFlight  int                   // requests at this node's engine
+	engineErr error                 // why it did not answer last time
+	forwards  map[*forward]struct{} // waiting for a peer's first byte
+	closing   bool                  // leaving: not ready
+	drained   bool                  // the time for what runs is over
+	closed    bool                  // takes no request
 }
 
 // A forward waits for the first byte of a peer's answer.

@@ -184,7 +184,7 @@ func TestPushBack(t *testing.T) {
 		}
 		status := c.nodes["n1"].Status()
 		for _, p := range status.Peers {
-			if p.Name == "n2" && (p.State != node.Paused || p.PausedMS <= 0 || p.Queue != 3) {
+			if p.Name == "n2" && (p.State != string(node.Paused) || p.PausedMS <= 0 || p.Queue != 3) {
 				t.Errorf("n1 believes of n2: %+v", p)
 			}
 		}

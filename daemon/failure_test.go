@@ -157,8 +157,8 @@ func TestEngineDownBesideOthers(t *testing.T) {
 				t.Errorf("%d from %q: %s", r.status, r.header.Get(nodeHeader), r.body)
 			}
 		}
-		if p := c.nodes["n1"].Status().PausedMS; p <= 0 {
-			t.Error("the node asks for no pause")
+		if s := c.nodes["n1"].Status(); s.PausedMS <= 0 || !strings.Contains(s.EngineError, "connection refused") {
+			t.Errorf("the node asks for no pause, or does not say why: %+v", s)
 		}
 	})
 }

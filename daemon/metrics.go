@@ -124,7 +124,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		emit(prometheus.GaugeValue, descPeerBlocks, float64(p.TreeBlocks), p.Name)
 		emit(prometheus.GaugeValue, descPeerQueue, float64(p.Queue), p.Name)
 		usable := 0.0
-		if p.State == node.Alive {
+		if p.State == string(node.Alive) {
 			usable = 1
 		}
 		emit(prometheus.GaugeValue, descPeerUsable, usable, p.Name)

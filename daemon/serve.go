@@ -254,10 +254,17 @@ func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
 			n.Queued(now, d.inFlight)
 		})
 	}
-	if a.resp, err = d.cfg.Engine.RoundTrip(out); err != nil {
-		return fmt.Errorf("ask the engine: %w", err)
+	a.resp, err = d.cfg.Engine.RoundTrip(out)
+	if err == nil {
+		err = a.peek()
 	}
-	return a.peek()
+	if err != nil {
+		err = fmt.Errorf("ask the engine: %w", err)
+	}
+	if out.Context().Err() == nil {
+		d.locked(func(time.Time, *node.Node) { d.engineErr = err })
+	}
+	return err
 }
 
 func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) {

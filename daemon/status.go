@@ -64,7 +64,7 @@ type Status struct {
 	BytesPerToken  map[string]float64 `json:"bytes_per_token"` // by model, as learnt
 	Here           Totals             `json:"here"`            // requests that this node's engine served
 	There          Totals             `json:"there"`           // requests that peers served for this node
-	NameClashes    int                `json:"name_clashes"`
+	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Peers          []PeerStatus       `json:"peers"`
 }
 
@@ -79,34 +79,39 @@ type Totals struct {
 
 // PeerStatus is what this node believes of a peer.
 type PeerStatus struct {
-	Name               string     `json:"name"`
-	Addr               string     `json:"addr"`
-	State              node.State `json:"state"`
-	Member             string     `json:"member"`       // what the membership says: alive, suspect, dead, left
-	RumorAgeMS         float64    `json:"rumor_age_ms"` // -1 where it was never heard
-	TreeBlocks         int        `json:"tree_blocks"`
-	TreeTokens         int        `json:"tree_tokens"`
-	Credits            int        `json:"credits"` // blocks credited since its last rumor
-	Queue              int        `json:"queue"`
-	PausedMS           float64    `json:"paused_ms"`
-	Failures           int        `json:"failures"` // in a row
-	RTTMS              float64    `json:"rtt_ms"`   // of a rumor and its acknowledgement
-	RumorBytesSent     uint64     `json:"rumor_bytes_sent"`
-	RumorBytesReceived uint64     `json:"rumor_bytes_received"`
+	Name               string  `json:"name"`
+	Addr               string  `json:"addr"`
+	State              string  `json:"state"`        // of a member alive, paused, doubted or suspected; else dead or left
+	RumorAgeMS         float64 `json:"rumor_age_ms"` // -1 where it was never heard
+	TreeBlocks         int     `json:"tree_blocks"`
+	TreeTokens         int     `json:"tree_tokens"`
+	Credits            int     `json:"credits"` // blocks credited since its last rumor
+	Queue              int     `json:"queue"`
+	PausedMS           float64 `json:"paused_ms"`
+	Failures           int     `json:"failures"` // in a row
+	RTTMS              float64 `json:"rtt_ms"`   // of a rumor and its acknowledgement
+	RumorBytesSent     uint64  `json:"rumor_bytes_sent"`
+	RumorBytesReceived uint64  `json:"rumor_bytes_received"`
 }
 
 // Status returns what the node believes now. It costs a copy of the peers'
 // numbers under the lock.
 func (d *Daemon) Status() Status {
 	var s node.Status
-	d.locked(func(now time.Time, n *node.Node) { s = n.Status(now) })
+	engineError := ""
+	d.locked(func(now time.Time, n *node.Node) {
+		s = n.Status(now)
+		if d.engineErr != nil {
+			engineError = d.engineErr.Error()
+		}
+	})
 	out := Status{
 		Name: s.Name, Policy: s.Policy, PollMS: milliseconds(s.Poll),
 		LinkDelayMS: milliseconds(d.cfg.Mesh.LinkDelay), LinkJitterMS: milliseconds(d.cfg.Mesh.LinkJitter),
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
 		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityTokens,
-		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There), NameClashes: s.NameClashes,
-		Peers: []PeerStatus{},
+		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
+		EngineError: engineError, Peers: []PeerStatus{},
 	}
 	heard := map[string]node.PeerStatus{}
 	for _, p := range s.Peers {
@@ -121,11 +126,13 @@ func (d *Daemon) Status() Status {
 // peerStatus joins what the membership knows of a peer with what it has said.
 func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
 	out := PeerStatus{
-		Name: m.Name, Addr: m.Addr, Member: m.State, State: node.Suspected, RumorAgeMS: -1,
+		Name: m.Name, Addr: m.Addr, State: string(node.Suspected), RumorAgeMS: -1,
 		RTTMS: milliseconds(m.RTT), RumorBytesSent: m.RumorBytesSent, RumorBytesReceived: m.RumorBytesReceived,
 	}
-	if p, ok := heard[m.Name]; ok {
-		out.State, out.RumorAgeMS = p.State, milliseconds(p.RumorAge)
+	if m.State == mesh.StateDead || m.State == mesh.StateLeft {
+		out.State = m.State
+	} else if p, ok := heard[m.Name]; ok {
+		out.State, out.RumorAgeMS = string(p.State), milliseconds(p.RumorAge)
 		out.TreeBlocks, out.TreeTokens, out.Credits = p.TreeBlocks, p.TreeTokens, p.Credits
 		out.Queue, out.PausedMS, out.Failures = p.Queue, milliseconds(p.PauseLeft), p.Failures
 	}

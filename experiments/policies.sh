@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares policies side by side: for each workload and each policy a fresh
-# cluster of four nodes on loopback, the same requests one at a time, and a row.
+# cluster of four nodes on loopback, the same requests one at a time, and a report.
 #
 #   experiments/policies.sh [LINK_DELAY [REQUESTS [POLICY...]]]
 #

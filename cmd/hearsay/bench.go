@@ -32,6 +32,7 @@ func benchCommand() *cobra.Command {
 			"Workloads:\n" +
 			"  mmlu         five answered questions of a subject, then one to answer; shuffled\n" +
 			"  mmlu-skewed  the same, with 80 % of requests from 20 % of the subjects\n" +
+			"  bbh          few-shot questions of BIG-Bench Hard, from --data\n" +
 			"  chat:FILE    JSON lines of OpenAI chat requests, in the order of the file",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,7 +45,7 @@ func benchCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringArrayVar(&f.options.Targets, "target", []string{"http://127.0.0.1:8080"}, "URL of a node to send to; repeatable")
-	flags.StringVar(&f.workload.Name, "workload", "mmlu", "mmlu, mmlu-skewed or chat:FILE")
+	flags.StringVar(&f.workload.Name, "workload", "mmlu", "mmlu, mmlu-skewed, bbh or chat:FILE")
 	flags.StringVar(&f.workload.Data, "data", "", "folder with MMLU's dev/ and test/; without it prompts are synthetic")
 	flags.IntVar(&f.workload.Requests, "requests", 400, "requests to send, the warm-up included")
 	flags.IntVar(&f.options.Concurrency, "concurrency", 1, "closed loop: requests under way at once")
@@ -57,6 +58,7 @@ func benchCommand() *cobra.Command {
 	flags.DurationVar(&f.options.Timeout, "timeout", time.Minute, "longest that one request may take")
 	flags.IntVar(&f.options.Warmup, "warmup", 0, "first requests of the workload that are sent but not counted")
 	flags.BoolVar(&f.json, "json", false, "print one JSON object instead of a table")
+	cmd.AddCommand(benchPaperCommand())
 	return cmd
 }
 

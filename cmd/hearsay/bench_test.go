@@ -88,7 +88,7 @@ func TestBenchMisuse(t *testing.T) {
 		want   string
 		misuse bool
 	}{
-		{[]string{"--workload", "nosuch"}, "choose mmlu, mmlu-skewed or chat:FILE", true},
+		{[]string{"--workload", "nosuch"}, "choose mmlu, mmlu-skewed, bbh or chat:FILE", true},
 		{[]string{"--rate", "1", "--concurrency", "2"}, "give one of them", true},
 		{[]string{"--concurrency", "0"}, "must be above 0", true},
 		{[]string{"--entry", "best"}, "choose round-robin, random or first", true},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"strings"
 	"sync"
 	"time"
 
@@ -126,6 +127,6 @@ func (s *screen) log(name string, line []byte) {
 	case l.Msg == "request" && l.Hop != "received":
 		s.printf("%-6s %-10s %s\n", name, l.Node, l.Outcome)
 	case l.Level == "WARN" || l.Level == "ERROR":
-		s.printf("%s: %s %s %s\n", name, l.Msg, l.Peer, l.Err)
+		s.printf("%s: %s\n", name, strings.Join(strings.Fields(l.Msg+" "+l.Peer+" "+l.Node+" "+l.Err), " "))
 	}
 }

@@ -73,6 +73,9 @@ func (f *demoFlags) run(ctx context.Context, out io.Writer) error {
 	if f.nodes < 1 || f.nodes > 64 {
 		return misuse("--nodes: %d is not between 1 and 64", f.nodes)
 	}
+	if f.requests < 0 {
+		return misuse("--requests: %d is less than none", f.requests)
+	}
 	if _, err := route.ByName(f.policy); err != nil {
 		return misuse("--policy: %w", err)
 	}
@@ -129,21 +132,30 @@ func loopback(port int) string          { return net.JoinHostPort("127.0.0.1", s
 func portTaken(err error) bool          { return errors.Is(err, syscall.EADDRINUSE) }
 
 func (f *demoFlags) serveArgs(i int) []string {
-	args := []string{
-		"serve", "--name", f.name(i), "--listen", f.api(i), "--peer-listen", f.peers(i),
-		"--policy", f.policy, "--poll", f.poll.String(), "--log-json", "--until-stdin-ends",
-	}
+	args := append([]string{"serve"}, f.extra...) // first: what the demo says of a node stands
+	args = append(args,
+		"--name", f.name(i), "--listen", f.api(i), "--peer-listen", f.peers(i),
+		"--policy", f.policy, "--poll", f.poll.String(), "--log-json", "--until-stdin-ends")
 	if i > 0 {
 		args = append(args, "--join", f.peers(0))
 	}
 	if f.model != "" {
 		args = append(args, "--model", f.model)
 	}
-	return append(args, f.extra...)
+	return args
 }
 
 // checkPorts finds out about a taken port while one sentence can still say so.
 func (f *demoFlags) checkPorts() error {
+	const last = 65535
+	for flag, first := range map[string]int{"port": f.port, "peer-port": f.peerPort} {
+		if first < 1 || first+f.nodes-1 > last {
+			return misuse("--%s: %d nodes have no ports from %d on; choose 1 to %d", flag, f.nodes, first, last-f.nodes+1)
+		}
+	}
+	if apart := f.port - f.peerPort; apart < f.nodes && -apart < f.nodes {
+		return misuse("--port %d and --peer-port %d: the ports of %d nodes overlap; choose them further apart", f.port, f.peerPort, f.nodes)
+	}
 	check := func(flag, address string) error {
 		l, err := net.Listen("tcp", address)
 		if err == nil {
@@ -201,7 +213,7 @@ func anyEnded(nodes []*child) <-chan struct{} {
 func knows(s daemon.Status, peers int) bool {
 	heard := 0
 	for _, p := range s.Peers {
-		if p.State == node.Alive {
+		if p.State == string(node.Alive) {
 			heard++
 		}
 	}
@@ -209,7 +221,7 @@ func knows(s daemon.Status, peers int) bool {
 }
 
 func (f *demoFlags) introduce(nodes []*child, s *screen) {
-	s.printf("%d nodes serve the OpenAI API, each with the built-in engine, policy %s:\n", f.nodes, f.policy)
+	s.printf("%d nodes serve the OpenAI API, policy %s:\n", f.nodes, f.policy)
 	for i := range f.nodes {
 		s.printf("  %-4s http://%s  pid %d\n", f.name(i), f.api(i), nodes[i].cmd.Process.Pid)
 	}

@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -52,50 +53,79 @@ func fillFlags(cmd *cobra.Command) error {
 	return fillFromFile(flags, file.Value.String())
 }
 
+// fillFromEnvironment reads HEARSAY_X for --x. An empty variable is an unset one;
+// of a flag that may be repeated it holds the values behind commas.
 func fillFromEnvironment(flags *pflag.FlagSet) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := "HEARSAY_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		value, ok := os.LookupEnv(name)
-		if !ok || f.Changed || err != nil {
+		value := os.Getenv(name)
+		if value == "" || f.Changed || err != nil {
 			return
 		}
-		if e := flags.Set(f.Name, value); e != nil {
-			err = fmt.Errorf("environment variable %s=%q: %w", name, value, e)
+		values := []string{value}
+		if repeatable(f) {
+			values = strings.Split(value, ",")
+		}
+		for _, v := range values {
+			if e := flags.Set(f.Name, strings.TrimSpace(v)); e != nil && err == nil {
+				err = fmt.Errorf("environment variable %s=%q: %w", name, value, e)
+			}
 		}
 	})
 	return err
 }
 
+func repeatable(f *pflag.Flag) bool { return f.Value.Type() == "stringArray" }
+
+// fillFromFile reads a mapping of flags' names to scalars, or to lists of them for
+// flags that may be repeated. Scalars count as they are written: 0123 is a name.
 func fillFromFile(flags *pflag.FlagSet, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	var settings map[string]any
-	if err := yaml.Unmarshal(data, &settings); err != nil {
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
 		return fmt.Errorf("--config %s: %s", path, yaml.FormatError(err, false, true))
 	}
-	names := make([]string, 0, len(settings))
-	for name := range settings {
-		names = append(names, name)
+	if len(file.Docs) > 1 {
+		return fmt.Errorf("--config %s holds %d documents; one is read", path, len(file.Docs))
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		f := flags.Lookup(name)
-		if f == nil || name == "config" {
-			return fmt.Errorf("--config %s: there is no flag --%s; see `hearsay serve --help`", path, name)
-		}
-		if f.Changed {
+	for _, doc := range file.Docs {
+		if doc.Body == nil {
 			continue
 		}
-		values, isList := settings[name].([]any)
-		if !isList {
-			values = []any{settings[name]}
+		settings, ok := doc.Body.(ast.MapNode)
+		if !ok {
+			return fmt.Errorf("--config %s holds no mapping; write lines such as listen: 127.0.0.1:8080", path)
 		}
-		for _, v := range values {
-			if err := flags.Set(name, fmt.Sprint(v)); err != nil {
-				return fmt.Errorf("--config %s: %s: %w", path, name, err)
+		for each := settings.MapRange(); each.Next(); {
+			if err := fillSetting(flags, each.Key().String(), each.Value()); err != nil {
+				return fmt.Errorf("--config %s: %w", path, err)
 			}
+		}
+	}
+	return nil
+}
+
+func fillSetting(flags *pflag.FlagSet, name string, value ast.Node) error {
+	f := flags.Lookup(name)
+	if f == nil || f.Hidden || name == "config" {
+		return fmt.Errorf("there is no flag --%s; see `hearsay serve --help`", name)
+	}
+	if f.Changed {
+		return nil
+	}
+	values := []ast.Node{value}
+	if list, ok := value.(*ast.SequenceNode); ok && repeatable(f) {
+		values = list.Values
+	}
+	for _, v := range values {
+		if _, scalar := v.(ast.ScalarNode); !scalar || v.Type() == ast.NullType {
+			return fmt.Errorf("%s has no value that --%s could take", name, name)
+		}
+		if err := flags.Set(name, v.GetToken().Value); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func (f *serveFlags) groups() []flagGroup {
 			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
 			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
 			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
-			s.DurationVar(&f.daemon.ForwardTimeout, "forward-timeout", 2*time.Minute, "longest wait for a peer's first byte")
+			s.DurationVar(&f.daemon.ForwardTimeout, "forward-timeout", 10*time.Minute, "longest wait for a peer's first byte, or for all of a short answer")
 		}),
 		group("Peers", func(s *pflag.FlagSet) {
 			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default host name and peer port")
@@ -158,10 +158,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	if cfg.Node.Policy, err = route.ByName(f.policy); err != nil {
 		return cfg, nil, misuse("--policy: %w", err)
 	}
-	if f.gossip != "paper" {
-		return cfg, nil, misuse("--gossip: there is no mode %q; the mode is paper", f.gossip)
-	}
-	if err = errors.Join(f.positive(), f.secrets(&cfg)); err != nil {
+	if err = errors.Join(f.check(), f.secrets(&cfg)); err != nil {
 		return cfg, nil, err
 	}
 	if cfg.API, err = listen("--listen", f.listen); err != nil {
@@ -180,18 +177,30 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	return cfg, closeEngine, err
 }
 
-// positive refuses limits that would stop the node.
-func (f *serveFlags) positive() error {
-	for flag, ok := range map[string]bool{
-		"--body-max": f.daemon.BodyMax > 0, "--bodies-max": f.daemon.BodiesMax >= f.daemon.BodyMax,
-		"--in-flight-max": f.daemon.InFlightMax > 0, "--drain-timeout": f.daemon.DrainTimeout > 0,
-		"--forwards-max": f.daemon.ForwardsMax > 0, "--forward-timeout": f.daemon.ForwardTimeout > 0,
-		"--queue-threshold": f.node.QueueThreshold > 0, "--pause": f.node.PauseFor >= 0,
-		"--kv-tokens": f.node.CapacityTokens >= 0, "--poll": f.node.Poll > 0,
-		"--link-delay": f.mesh.LinkDelay >= 0, "--link-jitter": f.mesh.LinkJitter >= 0,
+// check refuses what would stop the node, and flags that the engine would not see.
+func (f *serveFlags) check() error {
+	for _, c := range []struct {
+		ok       bool
+		flag     string
+		expected string
+	}{
+		{f.daemon.BodyMax > 0, "body-max", "at least 1"},
+		{f.daemon.BodiesMax >= f.daemon.BodyMax, "bodies-max", "at least --body-max"},
+		{f.daemon.InFlightMax > 0, "in-flight-max", "at least 1"},
+		{f.daemon.DrainTimeout > 0, "drain-timeout", "above 0"},
+		{f.daemon.ForwardsMax > 0, "forwards-max", "at least 1; --policy local forwards nothing"},
+		{f.daemon.ForwardTimeout > 0, "forward-timeout", "above 0"},
+		{f.node.QueueThreshold > 0, "queue-threshold", "at least 1"},
+		{f.node.PauseFor >= 0, "pause", "0 or more"},
+		{f.node.CapacityTokens >= 0, "kv-tokens", "0 or more"},
+		{f.node.Poll >= node.MinPoll && f.node.Poll <= node.MaxPoll, "poll", "20ms to 300s"},
+		{f.mesh.LinkDelay >= 0, "link-delay", "0 or more"},
+		{f.mesh.LinkJitter >= 0 && f.mesh.LinkJitter <= f.mesh.LinkDelay, "link-jitter", "0 to --link-delay"},
+		{f.engine == "builtin" || f.builtin == builtin.Config{}, "engine", "builtin where --model, --tokenizer, --model-name or --context are given"},
+		{f.gossip == "paper", "gossip", "paper"},
 	} {
-		if !ok {
-			return misuse("%s is too small; hearsay serve --help has the default", flag)
+		if !c.ok {
+			return misuse("--%s must be %s", c.flag, c.expected)
 		}
 	}
 	return nil
@@ -269,6 +278,9 @@ func (f *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 
 // listen binds an address that a flag named.
 func listen(flag, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, misuse("%s is empty; give an address such as 127.0.0.1:8080", flag)
+	}
 	l, err := net.Listen("tcp", address)
 	if err == nil {
 		return l, nil

@@ -121,7 +121,7 @@ func believes(ctx context.Context, url, peer string, what func(daemon.PeerStatus
 	return false
 }
 
-func alive(p daemon.PeerStatus) bool     { return p.State == node.Alive }
+func alive(p daemon.PeerStatus) bool     { return p.State == string(node.Alive) }
 func hasCached(p daemon.PeerStatus) bool { return p.TreeBlocks > 0 }
 
 // Nodes started by hand with certificates find each other and forward; one with

@@ -45,6 +45,9 @@ var statusClient = &http.Client{Timeout: 5 * time.Second, Transport: &http.Trans
 
 // fetchStatus asks the node at base what it believes.
 func fetchStatus(ctx context.Context, base string) (s daemon.Status, err error) {
+	if base == "" {
+		return s, misuse("--node is empty; give the URL of a node's API")
+	}
 	if !strings.Contains(base, "://") {
 		base = "http://" + base
 	}
@@ -54,7 +57,7 @@ func fetchStatus(ctx context.Context, base string) (s daemon.Status, err error) 
 	}
 	resp, err := statusClient.Do(req)
 	if err != nil {
-		return s, fmt.Errorf("no node answers at %s: %w; give its API address with --node", base, err)
+		return s, fmt.Errorf("no node answers at %s: %w; --node takes the address of a running node's API", base, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -67,8 +70,12 @@ func fetchStatus(ctx context.Context, base string) (s daemon.Status, err error) 
 }
 
 func printStatus(out io.Writer, s daemon.Status) error {
-	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %d tokens)\n",
-		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, s.CapacityTokens)
+	capacity := "an unknown number of"
+	if s.CapacityTokens > 0 {
+		capacity = fmt.Sprint(s.CapacityTokens)
+	}
+	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %s tokens)\n",
+		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, capacity)
 	for _, t := range []struct {
 		where string
 		t     daemon.Totals
@@ -76,25 +83,22 @@ func printStatus(out io.Writer, s daemon.Status) error {
 		fmt.Fprintf(out, "  %s: %d requests; cached tokens expected %d, actual %d, of %d\n",
 			t.where, t.t.Requests, t.t.PredictedTokens, t.t.CachedTokens, t.t.PromptTokens)
 	}
-	if s.NameClashes > 0 {
-		fmt.Fprintf(out, "  another node calls itself %s; give each its own --name\n", s.Name)
+	if s.EngineError != "" {
+		fmt.Fprintf(out, "  the engine does not answer: %s\n", s.EngineError)
 	}
 	if len(s.Peers) == 0 {
-		fmt.Fprintln(out, "no peers; --join names one")
+		fmt.Fprintln(out, "no peers yet; --join names one, or has others join this node")
 		return nil
 	}
 	table := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(table, "\npeer\taddress\tstate\trumor age\ttree blocks\ttree tokens\tcredits\tqueue\tpause\tround trip")
 	for _, p := range s.Peers {
-		age, state := "never", string(p.State)
+		age := "-"
 		if p.RumorAgeMS >= 0 {
 			age = ms(p.RumorAgeMS)
 		}
-		if p.Member != "alive" {
-			state += " (" + p.Member + ")"
-		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n",
-			p.Name, p.Addr, state, age, p.TreeBlocks, p.TreeTokens, p.Credits, p.Queue, ms(p.PausedMS), ms(p.RTTMS))
+			p.Name, p.Addr, p.State, age, p.TreeBlocks, p.TreeTokens, p.Credits, p.Queue, ms(p.PausedMS), ms(p.RTTMS))
 	}
 	return table.Flush()
 }
