@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/mesh/memnet"
 )
 
@@ -181,15 +182,32 @@ func TestTheGoneAreNotLamented(t *testing.T) {
 	}
 }
 
-// Two nodes of one name are an operator's mistake, said once a minute at most.
-func TestNameClashIsSaid(t *testing.T) {
+// Two nodes of one name are an operator's mistake, said once a minute at most. The
+// first keeps its streams, and loses nothing when the second has come and gone.
+func TestSecondOfANameTakesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := memnet.New()
-		nodes := startAll(t, network, 2, nil)
-		start(t, network, 9, seed, func(c *Config) { c.Name = "n2" })
+		nodes := startAll(t, network, 4, nil)
+		second := start(t, network, 9, seed, func(c *Config) { c.Name = "n2" })
 		time.Sleep(3 * time.Minute)
-		if got := strings.Count(nodes[0].log(), "two nodes have one name"); got < 1 || got > 3 {
-			t.Errorf("said %d times in three minutes", got)
+		second.Broadcast(gossip.Rumor{Author: "n2", Life: 2, Version: 1})
+		nodes[1].say(1)
+		network.Kill(second.host)
+		second.Close()
+		time.Sleep(time.Minute)
+		nodes[1].say(2)
+		synctest.Wait()
+		if !connected(nodes) {
+			t.Error("some stream of the first is gone")
+		}
+		for _, n := range []*testNode{nodes[0], nodes[2], nodes[3]} {
+			log := n.log()
+			if got := n.versions("n2"); !slices.Equal(got, []uint64{1, 2}) || strings.Contains(log, "ended") || slices.Contains(n.saw(), "lost n2") {
+				t.Errorf("%s heard %v of n2 and saw %v:\n%s", n.name, got, n.saw(), log)
+			}
+			if got := strings.Count(log, "level=WARN"); got < 1 || got > 4 || strings.Count(log, "two nodes have one name") != got {
+				t.Errorf("%s warned %d times in four minutes", n.name, got)
+			}
 		}
 	})
 }

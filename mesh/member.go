@@ -76,8 +76,8 @@ func membership(name string, t *transport, events *watcher) *memberlist.Config {
 // watcher hears from memberlist, which holds its own lock meanwhile: nothing here
 // may call it back.
 type watcher struct {
-	mesh             *Mesh
-	clashes, refused rate.Sometimes // say so
+	mesh    *Mesh
+	refused rate.Sometimes // says so
 }
 
 var _ interface {
@@ -85,12 +85,6 @@ var _ interface {
 	memberlist.ConflictDelegate
 	memberlist.EventDelegate
 } = (*watcher)(nil)
-
-func newWatcher(m *Mesh) *watcher {
-	e := &watcher{mesh: m}
-	e.clashes.Interval, e.refused.Interval = time.Minute, time.Minute
-	return e
-}
 
 // NotifyAlive refuses a member that memberlist would take in: with a name that no
 // node may bear, an address that no node can dial, or other versions of
@@ -173,8 +167,12 @@ func (*watcher) NotifyUpdate(*memberlist.Node) {}
 // NotifyConflict hears of it again and again, and also, for a moment, when a node
 // comes back on another address.
 func (e *watcher) NotifyConflict(here, other *memberlist.Node) {
-	e.clashes.Do(func() {
-		e.mesh.log.Warn("two nodes have one name; give one another --name", "peer", here.Name, "addr", here.Address(), "other", other.Address())
+	e.mesh.clash(here.Name, here.Address(), other.Address())
+}
+
+func (m *Mesh) clash(name, addr, other string) {
+	m.clashes.Do(func() {
+		m.log.Warn("two nodes have one name; give one another --name", "peer", name, "addr", addr, "other", other)
 	})
 }
 

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
 
 	"github.com/hearsay-project/hearsay/gossip"
 )
@@ -88,8 +89,9 @@ type Mesh struct {
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
-	leave     sync.Mutex // held while leaving
-	turn      sync.Mutex // held while a change of membership is made and told; before mu
+	leave     sync.Mutex     // held while leaving
+	clashes   rate.Sometimes // of names, said
+	turn      sync.Mutex     // held while a change of membership is made and told; before mu
 
 	mu      sync.Mutex
 	peers   map[string]*peer
@@ -113,11 +115,12 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	}
 	m := &Mesh{
 		cfg: cfg, log: cfg.Log, peers: map[string]*peer{},
-		addr: net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
+		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
+		clashes: rate.Sometimes{Interval: time.Minute},
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.port = &port{
-		name: cfg.Name, raw: cfg.Dial, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
+		name: cfg.Name, addr: m.addr, raw: cfg.Dial, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
 		log: cfg.Log, wg: &m.wg, ctx: m.ctx, open: map[*portConn]bool{}, said: map[string]bool{},
 	}
 	if cfg.TLS != nil {
@@ -127,7 +130,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	m.port.pool = m.port.newPool(cfg.TLS)
 	m.transport = newTransport(m.port, ip, tcpPort)
 	m.server = m.newServer()
-	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, newWatcher(m)))
+	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, &watcher{mesh: m, refused: rate.Sometimes{Interval: time.Minute}}))
 	if err != nil {
 		m.cancel()
 		return nil, fmt.Errorf("membership: %w", err)

@@ -46,6 +46,7 @@ const (
 //	Upgrade: hearsay-rumor/1
 //	Hearsay-From: n1
 //	Hearsay-To: n2              (rumors only: who should be at that address)
+//	Hearsay-Addr: 10.0.0.1:7946 (rumors only: where the dialler itself is dialled)
 //
 // is answered 101 with the same Connection, Upgrade and a Hearsay-From of the
 // answerer, or with another status and one sentence. The dialler speaks only
@@ -60,12 +61,13 @@ var (
 const (
 	headerFrom = "Hearsay-From"
 	headerTo   = "Hearsay-To"
+	headerAddr = "Hearsay-Addr"
 )
 
 // port opens and accepts every connection of a mesh, knows all that are open, and
 // dresses them: link delay beneath, TLS above.
 type port struct {
-	name          string
+	name, addr    string
 	raw           func(ctx context.Context, addr string) (net.Conn, error)
 	client        *tls.Config     // of upgrades; nil: no TLS
 	pool          *http.Transport // of HTTP/2 connections
@@ -223,6 +225,7 @@ func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to s
 	req.Header.Set(headerFrom, p.name)
 	if to != "" {
 		req.Header.Set(headerTo, to)
+		req.Header.Set(headerAddr, p.addr)
 	}
 	if err := req.Write(c); err != nil {
 		return nil, err

@@ -226,10 +226,13 @@ func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
 	if !m.port.fits(w, r, upgradeRumors) {
 		return
 	}
-	from := r.Header.Get(headerFrom)
+	from, addr := r.Header.Get(headerFrom), r.Header.Get(headerAddr)
+	known := "" // where membership has it
 	m.mu.Lock()
-	p := m.peers[from]
-	member, leaving := p != nil && p.member, m.leaving
+	p, leaving := m.peers[from], m.leaving
+	if p != nil && p.member {
+		known = p.Addr
+	}
 	m.mu.Unlock()
 	switch {
 	case from == m.cfg.Name:
@@ -241,9 +244,15 @@ func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
 	case leaving:
 		http.Error(w, m.cfg.Name+" is leaving", http.StatusServiceUnavailable)
 		return
-	case !member:
+	case known == "":
 		// Membership spreads by gossip, so the dialler may know of this node first.
 		http.Error(w, fmt.Sprintf("%s has not heard of %s yet", m.cfg.Name, from), http.StatusServiceUnavailable)
+		return
+	case known != addr:
+		// Another node of that name, or the same one that has moved and whose old
+		// place is not known to be dead yet.
+		m.clash(from, known, addr)
+		http.Error(w, fmt.Sprintf("to %s %s is the node at %s; two nodes may have one name", m.cfg.Name, from, known), http.StatusConflict)
 		return
 	}
 	if conn := m.port.accept(w, upgradeRumors); conn != nil {

@@ -110,7 +110,7 @@ func TestImpossibleMembersAreRefused(t *testing.T) {
 			}
 		}
 		portless := &memberlist.Node{Name: "n7", Addr: ip, PMin: 1, PMax: 5, PCur: 2}
-		if newWatcher(&Mesh{log: slog.New(slog.DiscardHandler)}).NotifyAlive(portless) == nil { // as an exchange may hold; in a packet 0 stands for the own port
+		if (&watcher{mesh: &Mesh{log: slog.New(slog.DiscardHandler)}}).NotifyAlive(portless) == nil { // as an exchange may hold; in a packet 0 stands for the own port
 			t.Error("a member without a port is taken in")
 		}
 		if got := strings.Count(nodes[1].log(), "a member that cannot be"); got != 1 {
