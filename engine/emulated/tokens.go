@@ -2,6 +2,7 @@ package emulated
 
 import (
 	"encoding/binary"
+	"math"
 	"sync"
 
 	"github.com/tiktoken-go/tokenizer/codec"
@@ -32,7 +33,7 @@ func (e *Engine) tokens(text []byte) []uint32 {
 func cut(text []byte, size float64) []uint32 {
 	tokens := make([]uint32, 0, int(float64(len(text))/size)+1)
 	for begin := 0; begin < len(text); {
-		end := min(int(float64(len(tokens)+1)*size), len(text))
+		end := min(int(math.Round(float64(len(tokens)+1)*size)), len(text))
 		tokens = append(tokens, uint32(xxh3.Hash(text[begin:end])))
 		begin = end
 	}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hearsay-project/hearsay/emulate"
+	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/report"
+	"github.com/hearsay-project/hearsay/sim"
+	"github.com/hearsay-project/hearsay/workload"
+)
+
+// paperFlags say how the paper's experiments are repeated over real processes.
+type paperFlags struct {
+	data        string
+	requests    int
+	seed        uint64
+	timeScale   float64
+	blockTokens int
+	port        int
+	peerPort    int
+	json        bool
+
+	profile emulate.Profile
+}
+
+func benchPaperCommand() *cobra.Command {
+	var f paperFlags
+	cmd := &cobra.Command{
+		Use:   "paper",
+		Short: "Repeat the paper's Tables 1 and 2 over real processes, beside the simulator",
+		Long: "Paper starts four serve processes for each row of the paper's Tables 1 and 2, with emulated engines\n" +
+			"(profile paper) and delayed links, sends them a sample of the paper's workload one request at a time, and\n" +
+			"takes the same requests through the simulator. All times - the engines', the links', the poll interval -\n" +
+			"are real ones multiplied by --time-scale, and reported divided by it. Nodes name prompts by blocks of text;\n" +
+			"so that their engines and the simulator know the same blocks, a block counts as --block-tokens in all of them.\n\n" +
+			"The paper's own values are of thousands of requests: a short sample is colder. What is to agree is the\n" +
+			"simulator and the processes.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), progressTo(os.Stderr))
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.data, "data", "", "folder with MMLU's dev/ and test/; without it prompts are synthetic")
+	flags.IntVar(&f.requests, "requests", 400, "requests of the sample, for each row")
+	flags.Uint64Var(&f.seed, "seed", 1, "seed of the sample and of the simulator")
+	flags.Float64Var(&f.timeScale, "time-scale", 0.05, "real seconds to one of the paper's; 0.05 is twenty times faster")
+	flags.IntVar(&f.blockTokens, "block-tokens", 14, "tokens that a block of 64 bytes counts as; 14 is nearest to cl100k_base on MMLU")
+	flags.IntVar(&f.port, "port", 8080, "API port of the first node; the others follow")
+	flags.IntVar(&f.peerPort, "peer-port", 7946, "peer port of the first node; the others follow")
+	flags.BoolVar(&f.json, "json", false, "print one JSON object instead of tables")
+	return cmd
+}
+
+// The cluster of the paper's section 4, and the poll interval of its Tables 1 and 2.
+const (
+	paperNodes   = 4
+	paperPoll    = 500 * time.Millisecond
+	paperProfile = "paper"
+)
+
+// A figures is what one source says of a row: the paper, the simulator or a run.
+type figures struct {
+	Mean        *float64 `json:"mean_s,omitempty"`
+	ExpectedHit *float64 `json:"expected_hit,omitempty"`
+	ActualHit   *float64 `json:"actual_hit,omitempty"`
+
+	ForwardedShare *float64 `json:"forwarded_share,omitempty"`
+	FullestShare   *float64 `json:"fullest_share,omitempty"`
+}
+
+// A paperRow is a row of the paper's tables. Its own numbers are those of the run
+// over processes, in the paper's seconds.
+type paperRow struct {
+	workload.Row
+	TimeScale float64 `json:"time_scale"`
+	// Machine is what of Mean this machine takes for itself: Mean less the time that
+	// the engines and the links were told to take for what was found cached and
+	// what was forwarded.
+	Machine   *float64 `json:"machine_s,omitempty"`
+	Simulated figures  `json:"simulated"`
+	Paper     figures  `json:"paper"`
+
+	name   string
+	delay  time.Duration
+	sample *workload.Workload
+}
+
+// paperRows are the experiments. Without routing nothing crosses a link.
+func paperRows() []*paperRow {
+	row := func(name, source, policy string, delay time.Duration, mean float64, hits ...float64) *paperRow {
+		r := &paperRow{name: name, delay: delay, Paper: figures{Mean: &mean}}
+		r.Workload, r.Policy = source, policy
+		if len(hits) > 0 {
+			r.Paper.ExpectedHit, r.Paper.ActualHit = &hits[0], &hits[1]
+		}
+		return r
+	}
+	const uniform, skewed, local, longest = "mmlu", "mmlu-skewed", "local", "longest"
+	return []*paperRow{
+		row("uniform, no-route", uniform, local, 2*time.Millisecond, 0.323, 0.473, 0.831),
+		row("uniform, routed", uniform, longest, 2*time.Millisecond, 0.310, 0.664, 0.837),
+		row("uniform, routed", uniform, longest, 200*time.Millisecond, 0.785),
+		row("uniform, routed", uniform, longest, time.Second, 2.271),
+		row("skewed, no-route", skewed, local, 2*time.Millisecond, 0.266, 0.674, 0.856),
+		row("skewed, routed", skewed, longest, 2*time.Millisecond, 0.206, 0.886, 0.914),
+	}
+}
+
+func (f *paperFlags) run(ctx context.Context, out, errOut, progress io.Writer) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	rows := paperRows()
+	var total time.Duration
+	for _, r := range rows {
+		var err error
+		if r.sample, err = f.draw(r.Workload); err != nil {
+			return err
+		}
+		took, err := f.simulate(r)
+		if err != nil {
+			return err
+		}
+		total += f.scaled(took)
+	}
+	fmt.Fprintf(errOut, "%d runs of %d requests over %d processes: about %v\n", len(rows), f.requests, paperNodes, total.Round(time.Second))
+	for i, r := range rows {
+		fmt.Fprintf(errOut, "%d of %d: %s, delay %v\n", i+1, len(rows), r.name, r.delay)
+		if err := f.measure(ctx, r, errOut, progress); err != nil {
+			return err
+		}
+	}
+	if f.json {
+		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
+	}
+	_, err := io.WriteString(out, f.tables(rows))
+	return err
+}
+
+func (f *paperFlags) check() (err error) {
+	if f.requests < 1 {
+		return misuse("--requests: %d make no sample; ask for at least 1", f.requests)
+	}
+	if !(f.timeScale > 0 && f.timeScale <= 1) {
+		return misuse("--time-scale: %g is not above 0 and up to 1", f.timeScale)
+	}
+	if f.blockTokens < 1 || f.blockTokens > prefix.BlockBytes {
+		return misuse("--block-tokens: %d is not between 1 and %d", f.blockTokens, prefix.BlockBytes)
+	}
+	f.profile, err = emulate.ByName(paperProfile)
+	return err
+}
+
+// draw takes the sample of a row.
+func (f *paperFlags) draw(name string) (*workload.Workload, error) {
+	return workload.New(workload.Config{Name: name, Data: f.data, Requests: f.requests, Seed: f.seed})
+}
+
+// tokenBytes is how much text counts as one token.
+func (f *paperFlags) tokenBytes() float64 { return prefix.BlockBytes / float64(f.blockTokens) }
+
+// tokens counts those of a text.
+func (f *paperFlags) tokens(text string) int {
+	return int(math.Ceil(float64(len(text)) / f.tokenBytes()))
+}
+
+// poll is the interval between rumors in real time. Nodes take none below
+// node.MinPoll; there the simulator polls as slowly as they do.
+func (f *paperFlags) poll() time.Duration { return max(f.scaled(paperPoll), node.MinPoll) }
+
+func (f *paperFlags) scaled(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * f.timeScale)
+}
+
+func (f *paperFlags) unscaled(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / f.timeScale)
+}
+
+// simulate runs the row in virtual time and says how much of that it took.
+func (f *paperFlags) simulate(r *paperRow) (time.Duration, error) {
+	result, err := sim.Run(sim.Config{
+		Nodes: paperNodes, Policy: r.Policy, Seed: f.seed,
+		Profile: f.profile, BlockTokens: f.blockTokens,
+		Poll: f.unscaled(f.poll()), Network: sim.Network{Delay: r.delay},
+		Arrival: sim.Arrival{Clients: 1},
+	}, func(yield func(sim.Request) bool) {
+		for i := range r.sample.Len() {
+			text := r.sample.Request(i).Prompt
+			if !yield(sim.Request{Chain: prefix.NewChain(1, []byte(text)), Tokens: f.tokens(text), Output: 1}) {
+				return
+			}
+		}
+	})
+	mean := result.Latency.Mean.Seconds()
+	r.Simulated = figures{
+		Mean: &mean, ExpectedHit: &result.ExpectedHit, ActualHit: &result.ActualHit,
+		ForwardedShare: &result.ForwardedShare, FullestShare: &result.FullestShare,
+	}
+	return result.End, err
+}
+
+// measure runs the row over processes of its own, since caches must begin cold.
+func (f *paperFlags) measure(ctx context.Context, r *paperRow, errOut, progress io.Writer) error {
+	cluster := demoFlags{
+		nodes: paperNodes, policy: r.Policy, port: f.port, peerPort: f.peerPort, poll: f.poll(),
+		extra: []string{
+			"--engine", "emulated:" + paperProfile, "--time-scale", decimal(f.timeScale),
+			"--block-tokens", strconv.Itoa(f.blockTokens), "--token-bytes", decimal(f.tokenBytes()),
+			"--link-delay", f.scaled(r.delay).String(), "--log-level", "warn",
+		},
+	}
+	if err := cluster.checkPorts(); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the hearsay program: %w", err)
+	}
+	var nodes []*child
+	defer func() { stopAll(nodes) }()
+	var targets []string
+	for i := range cluster.nodes {
+		c, err := startChild(self, cluster.name(i), cluster.serveArgs(i), &screen{out: errOut})
+		if err != nil {
+			return err
+		}
+		nodes, targets = append(nodes, c), append(targets, "http://"+cluster.api(i))
+	}
+	if err := cluster.waitReady(ctx, nodes); err != nil {
+		return err
+	}
+	got, err := workload.Run(ctx, workload.Options{Workload: r.sample, Targets: targets, Progress: progress})
+	switch {
+	case err != nil:
+		return err
+	case got.Requests < got.Asked:
+		return fmt.Errorf("broken off after %d of %d requests", got.Requests, got.Asked)
+	case got.Requests == got.Errors || got.ActualHit == nil:
+		return errors.New("no request was answered; what the nodes said stands above")
+	}
+	f.take(r, got.Row)
+	return nil
+}
+
+func decimal(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+
+// take puts what was measured into the row, in the paper's seconds.
+func (f *paperFlags) take(r *paperRow, got workload.Row) {
+	r.Row = got
+	r.TimeScale = f.timeScale
+	for _, v := range []*float64{r.Mean, r.P50, r.P99, r.TTFTMean, r.TTFTP50, r.TTFTP99, r.DelayMS, r.PollMS} {
+		if v != nil {
+			*v /= f.timeScale
+		}
+	}
+	forwarded := 0.0
+	if r.ForwardedShare != nil {
+		forwarded = *r.ForwardedShare
+	}
+	tokens := 0
+	for i := range r.sample.Len() {
+		tokens += f.tokens(r.sample.Request(i).Prompt)
+	}
+	uncached := float64(tokens) / float64(r.sample.Len()) * (1 - *r.ActualHit)
+	told := f.profile.Base.Seconds() + uncached*f.profile.PerToken.Seconds() + 2*r.delay.Seconds()*forwarded
+	machine := *r.Mean - told
+	r.Machine = &machine
+}
+
+// tables sets the rows out as the paper does.
+func (f *paperFlags) tables(rows []*paperRow) string {
+	text := fmt.Sprintf("workload  first %d requests of %s, seed %d, one at a time\n"+
+		"cluster   %d serve processes, engines of profile %s, poll %v; a block is %d bytes of text, and %d tokens\n"+
+		"times     in the paper's seconds; measured at time scale %g\n",
+		f.requests, rows[0].sample.Source, f.seed, paperNodes, paperProfile, f.unscaled(f.poll()), prefix.BlockBytes, f.blockTokens, f.timeScale)
+	if f.poll() > f.scaled(paperPoll) {
+		text += fmt.Sprintf("poll      %v for the paper's %v, in the simulator too: nodes poll no faster than %v\n",
+			f.unscaled(f.poll()), paperPoll, node.MinPoll)
+	}
+	latency := report.Table{
+		Title:   "Table 1: mean latency, s",
+		Columns: []string{"configuration", "delay", "paper", "simulated", "measured", "off %", "machine", "off without it %"},
+		Note: "Off: measured from simulated. Machine: what of measured is this machine's own, for sockets, timers and the scheduler. " +
+			"It does not scale: a time scale nearer to 1 makes it smaller.",
+	}
+	hits := report.Table{
+		Title:   "Table 2: prompt tokens said to be cached (expected) and found cached (actual), and requests by node, %",
+		Columns: []string{"configuration", "delay", "source", "expected", "actual", "off", "forwarded", "fullest node"},
+		Note:    "Off: measured from simulated, in points.",
+	}
+	for _, r := range rows {
+		simulated, net := *r.Simulated.Mean, *r.Mean-*r.Machine
+		percent := func(v float64) string { return fmt.Sprintf("%+.1f", 100*(v/simulated-1)) }
+		latency.Rows = append(latency.Rows, []string{
+			r.name, r.delay.String(), digits(r.Paper.Mean, 1, 3), digits(&simulated, 1, 3), digits(r.Mean, 1, 3),
+			percent(*r.Mean), digits(r.Machine, 1, 3), percent(net),
+		})
+		line := func(source, off string, v figures) []string {
+			cells := []string{r.name, r.delay.String(), source, digits(v.ExpectedHit, 100, 1), digits(v.ActualHit, 100, 1), off}
+			return append(cells, digits(v.ForwardedShare, 100, 1), digits(v.FullestShare, 100, 1))
+		}
+		if r.Paper.ActualHit != nil {
+			hits.Rows = append(hits.Rows, line("paper", "", r.Paper))
+		}
+		measured := figures{nil, r.ExpectedHit, r.ActualHit, r.ForwardedShare, r.FullestShare}
+		hits.Rows = append(hits.Rows, line("simulated", "", r.Simulated),
+			line("measured", fmt.Sprintf("%+.2f", 100*(*r.ActualHit-*r.Simulated.ActualHit)), measured))
+	}
+	text += fmt.Sprintf("\n%s\n\n%s\n", latency, hits)
+	for _, r := range rows {
+		if r.Errors > 0 {
+			text += fmt.Sprintf("%s, %v: %d of %d requests failed\n", r.name, r.delay, r.Errors, r.Requests)
+		}
+	}
+	return text
+}
