@@ -57,7 +57,7 @@ func benchPaperCommand() *cobra.Command {
 	flags.StringVar(&f.data, "data", "", "folder with MMLU's dev/ and test/; without it prompts are synthetic")
 	flags.IntVar(&f.requests, "requests", 400, "requests of the sample, for each row")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of the sample and of the simulator")
-	flags.Float64Var(&f.timeScale, "time-scale", 0.05, "real seconds to one of the paper's; 0.05 is twenty times faster")
+	flags.Float64Var(&f.timeScale, "time-scale", 0.05, "real seconds to one of the paper's; 0.05 is twenty times faster, 0.25 shows latency within a few percent")
 	flags.IntVar(&f.blockTokens, "block-tokens", 14, "tokens that a block of 64 bytes counts as; 14 is nearest to cl100k_base on MMLU")
 	flags.IntVar(&f.port, "port", 8080, "API port of the first node; the others follow")
 	flags.IntVar(&f.peerPort, "peer-port", 7946, "peer port of the first node; the others follow")
@@ -89,7 +89,7 @@ type paperRow struct {
 	TimeScale float64 `json:"time_scale"`
 	// Machine is what of Mean this machine takes for itself: Mean less the time that
 	// the engines and the links were told to take for what was found cached and
-	// what was forwarded.
+	// what was forwarded. One request at a time, there is nothing else to wait for.
 	Machine   *float64 `json:"machine_s,omitempty"`
 	Simulated figures  `json:"simulated"`
 	Paper     figures  `json:"paper"`
@@ -314,13 +314,13 @@ func (f *paperFlags) tables(rows []*paperRow) string {
 			return append(cells, digits(v.ForwardedShare, 100, 1), digits(v.FullestShare, 100, 1))
 		}
 		if r.Paper.ActualHit != nil {
-			hits.Rows = append(hits.Rows, line("paper", "", r.Paper))
+			hits.Rows = append(hits.Rows, line("paper", "-", r.Paper))
 		}
 		measured := figures{nil, r.ExpectedHit, r.ActualHit, r.ForwardedShare, r.FullestShare}
-		hits.Rows = append(hits.Rows, line("simulated", "", r.Simulated),
+		hits.Rows = append(hits.Rows, line("simulated", "-", r.Simulated),
 			line("measured", fmt.Sprintf("%+.2f", 100*(*r.ActualHit-*r.Simulated.ActualHit)), measured))
 	}
-	text += fmt.Sprintf("\n%s\n\n%s\n", latency, hits)
+	text += fmt.Sprintf("\n%s\n%s\n", latency, hits)
 	for _, r := range rows {
 		if r.Errors > 0 {
 			text += fmt.Sprintf("%s, %v: %d of %d requests failed\n", r.name, r.delay, r.Errors, r.Requests)

@@ -91,16 +91,22 @@ func TestPollIsBounded(t *testing.T) {
 	}
 }
 
-func TestBenchPaperMisuse(t *testing.T) {
+// Flags that nothing would read, or that make no engine, are refused in a sentence.
+func TestEmulatedMisuse(t *testing.T) {
+	const serve = "serve --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --engine "
 	for _, tc := range []struct{ args, want string }{
-		{"--requests 0", "--requests"},
-		{"--time-scale 0", "--time-scale"},
-		{"--time-scale 2", "--time-scale"},
-		{"--block-tokens 65", "--block-tokens"},
-		{"extra", "unknown command"},
+		{"bench paper --requests 0", "--requests"},
+		{"bench paper --time-scale 0", "--time-scale"},
+		{"bench paper --time-scale 2", "--time-scale"},
+		{"bench paper --block-tokens 65", "--block-tokens"},
+		{"bench paper extra", "unknown command"},
+		{serve + "emulated:nosuch", "unknown profile"},
+		{serve + "emulated --time-scale 0", "--time-scale must be above 0"},
+		{serve + "emulated --block-tokens 9999", "choose 1 to 512"},
+		{serve + "builtin --time-scale 0.5", "--engine must be emulated where"},
 	} {
 		cmd := rootCommand()
-		cmd.SetArgs(append([]string{"bench", "paper"}, strings.Fields(tc.args)...))
+		cmd.SetArgs(strings.Fields(tc.args))
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -197,6 +197,9 @@ func (f *serveFlags) check() error {
 		{f.mesh.LinkDelay >= 0, "link-delay", "0 or more"},
 		{f.mesh.LinkJitter >= 0 && f.mesh.LinkJitter <= f.mesh.LinkDelay, "link-jitter", "0 to --link-delay"},
 		{f.engine == "builtin" || f.builtin == builtin.Config{}, "engine", "builtin where --model, --tokenizer, --model-name or --context are given"},
+		{f.emulates() || f.emulated == emulated.Config{TimeScale: 1, BlockTokens: 16}, "engine", "emulated where --time-scale, --block-tokens or --token-bytes are given"},
+		{f.emulated.TimeScale > 0, "time-scale", "above 0"},
+		{f.emulated.BlockTokens > 0, "block-tokens", "at least 1"},
 		{f.gossip == "paper", "gossip", "paper"},
 	} {
 		if !c.ok {
@@ -229,7 +232,7 @@ func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
 // openEngine opens the engine that --engine names and, if it is ours, sets how
 // many tokens it can cache.
 func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error, error) {
-	switch kind, profile, _ := strings.Cut(f.engine, ":"); {
+	switch {
 	case f.engine == "builtin":
 		f.builtin.KVTokens = *capacity
 		e, err := builtin.Open(f.builtin)
@@ -238,8 +241,8 @@ func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error,
 		}
 		*capacity = e.Load().KVTokens
 		return engine.Local{Handler: e}, e.Close, nil
-	case kind == "emulated":
-		e, err := f.openEmulated(cmp.Or(profile, emulate.Names()[0]), *capacity)
+	case f.emulates():
+		e, err := f.openEmulated(*capacity)
 		if err != nil {
 			return nil, nil, misuse("--engine %s: %w", f.engine, err)
 		}
@@ -253,11 +256,16 @@ func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error,
 	return remote, remote.Close, nil
 }
 
+func (f *serveFlags) emulates() bool {
+	return f.engine == "emulated" || strings.HasPrefix(f.engine, "emulated:")
+}
+
 // openEmulated opens an engine that can cache so many tokens; 0 takes the profile's.
-func (f *serveFlags) openEmulated(profile string, capacity int) (*emulated.Engine, error) {
+func (f *serveFlags) openEmulated(capacity int) (*emulated.Engine, error) {
+	_, profile, _ := strings.Cut(f.engine, ":")
 	cfg := f.emulated
 	var err error
-	if cfg.Profile, err = emulate.ByName(profile); err != nil {
+	if cfg.Profile, err = emulate.ByName(cmp.Or(profile, emulate.Names()[0])); err != nil {
 		return nil, err
 	}
 	cfg.Profile.CapacityTokens = cmp.Or(capacity, cfg.Profile.CapacityTokens)
