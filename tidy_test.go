@@ -33,6 +33,7 @@ var layers = map[string][]string{
 	"mesh/memnet":     {},
 	"report":          {},
 	"workload":        {"prefix"},
+	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
 	"daemon":          {"prefix", "route", "gossip", "node", "engine", "mesh"},
 	"cmd/hearsay":     {"prefix", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
 }

@@ -34,7 +34,7 @@ func simCommand() *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(simRunCommand())
+	cmd.AddCommand(simRunCommand(), simPaperCommand())
 	return cmd
 }
 

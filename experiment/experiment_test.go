@@ -1,0 +1,153 @@
+package experiment
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"math"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+)
+
+const quick = 120 // requests a scenario
+
+func runQuick(t *testing.T, seed uint64) *Results {
+	t.Helper()
+	res, err := Run(t.Context(), Config{Seed: seed, Requests: quick, Parallel: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+// Whatever is run comes out the same for the same seed, and stands in the output:
+// the keys that scripts rely on, one page that loads nothing, figures that parse.
+func TestOutput(t *testing.T) {
+	res := runQuick(t, 3)
+	text, err := res.JSON([]string{"figure2.svg"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := res.HTML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := runQuick(t, 3)
+	text2, _ := again.JSON([]string{"figure2.svg"})
+	page2, _ := again.HTML()
+	if !bytes.Equal(text, text2) || !bytes.Equal(page, page2) || res.String() != again.String() {
+		t.Error("the same seed gives two outputs")
+	}
+
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	for table, rows := range map[string]int{"table1": 4, "table2": 4, "table3": 10} {
+		var got []map[string]any
+		if err := json.Unmarshal(all[table], &got); err != nil || len(got) != rows {
+			t.Fatalf("%s has %d rows, %v; want %d", table, len(got), err, rows)
+		}
+		for _, key := range []string{
+			"policy", "workload", "nodes", "delay_ms", "poll_ms", "requests", "errors", "mean_s", "p50_s", "p99_s", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s",
+			"expected_hit", "actual_hit", "fullest_share", "share_by_node", "forwarded_share", "rumor_bytes_per_node_s", "paper",
+		} {
+			if _, ok := got[0][key]; !ok {
+				t.Errorf("%s: a row without %s", table, key)
+			}
+		}
+		if got[0]["requests"] != float64(quick) || got[0]["errors"] != 0.0 {
+			t.Errorf("%s: %v requests, %v errors", table, got[0]["requests"], got[0]["errors"])
+		}
+	}
+
+	if found := regexp.MustCompile(`(?i)<script|<link|<img|src=|@import|url\(|https?://[^"]*"`).FindAll(page, -1); slices.ContainsFunc(found, func(b []byte) bool { return !bytes.Contains(b, []byte("www.w3.org")) }) {
+		t.Errorf("the page loads something: %q", found)
+	}
+	for _, f := range res.Figures() {
+		if err := xml.Unmarshal(f.Drawing.SVG(), new(any)); err != nil {
+			t.Errorf("%s: %v", f.File, err)
+		}
+	}
+}
+
+// A broken-off run ends with an error, not with half of its results.
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if res, err := Run(ctx, Config{Requests: quick}); err == nil || res != nil {
+		t.Errorf("got %v, %v", res, err)
+	}
+}
+
+// Zones follow the rule: the specialist's longest stretch, what is before, what is behind.
+func TestZones(t *testing.T) {
+	o := &Outcome{Scenario: reading, served: map[string][]byte{}}
+	for i := range 3000 {
+		node := byte(i % 4)
+		if i >= 1000 && i < 2000 {
+			node = 2
+		}
+		o.served["law"] = append(o.served["law"], node)
+	}
+	c := shares("law", o, "law")
+	from, to := specialist(c)
+	if x := c.Series[0].X; x[from] < 1260 || x[from] > 1320 || x[to-1] < 2000 || x[to-1] > 2060 {
+		t.Errorf("one node has the subject between requests %v and %v, want about 1270 and 2030", x[from], x[to-1])
+	}
+	if got := zones(c); len(got) != 3 || got[1].Label != "Zone 2" {
+		t.Errorf("zones %+v", got)
+	}
+}
+
+// On the real prompts the reading gives the paper's Table 2 and the 2 ms rows of
+// Table 1, and its hot spots within ten points.
+func TestReadingIsThePapers(t *testing.T) {
+	const data = "../../shared/data/mmlu"
+	if _, err := os.Stat(data); err != nil {
+		t.Skip("no ../shared/data/mmlu beside the repository")
+	}
+	if testing.Short() {
+		t.Skip("takes a quarter of a minute")
+	}
+	r := newRunner(Config{Data: data, Parallel: 2})
+	if _, err := r.calibrate(); err != nil {
+		t.Fatal(err)
+	}
+	var rows []Row
+	for _, table := range plan() {
+		if table.Key == "table2" {
+			rows = table.Rows
+		}
+	}
+	var scenarios []Scenario
+	for _, row := range rows {
+		scenarios = append(scenarios, row.Scenario.fill(r.reading()))
+	}
+	if err := r.run(t.Context(), slices.Clone(scenarios)); err != nil {
+		t.Fatal(err)
+	}
+	near := func(what string, got, want, within float64) {
+		t.Helper()
+		t.Logf("%s: %.3f, the paper %.3f", what, got, want)
+		if math.Abs(got-want) > within {
+			t.Errorf("%s: %.3f, want %.3f within %.3f", what, got, want, within)
+		}
+	}
+	hotspots := []float64{.287, .700, .347, .881}
+	for i, row := range rows {
+		o := r.outcomes[scenarios[i]]
+		tolerance := .015
+		if scenarios[i].Skewed {
+			tolerance = .02
+		} else {
+			near(row.Label+", mean", o.Latency.Mean.Seconds(), row.Paper.Mean, row.Paper.Mean/10)
+			near(row.Label+", expected hit", o.ExpectedHit, row.Paper.Expected, .02)
+		}
+		near(row.Label+", actual hit", o.ActualHit, row.Paper.Actual, tolerance)
+		near(row.Label+", hot spot", o.TopicShare, hotspots[i], .1)
+	}
+}
