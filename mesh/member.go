@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	seekMin     = 500 * time.Millisecond // between two rounds of joining, doubled
+	seekMin     = 500 * time.Millisecond // between two rounds of joining, at first
 	seekMax     = 15 * time.Second       // also how soon a healed partition is noticed
 	seedGrace   = 3 * time.Second        // nodes that start together are down for each other at first
-	seekDead    = 4                      // dead members asked in one round, drawn at random
+	seekMost    = 8                      // asked in one round besides seeds, drawn at random
 	lookupWait  = 5 * time.Second        // for a name server's answer
 	forgetAfter = time.Hour              // a member gone so long is not asked again nor listed
 )
@@ -159,6 +159,7 @@ func (e *watcher) NotifyLeave(n *memberlist.Node) {
 	}
 	told := m.absent(p, StateDead)
 	m.mu.Unlock()
+	m.part()
 	told(p.Name)
 }
 
@@ -198,22 +199,35 @@ func (m *Mesh) absent(p *peer, state string) func(string) {
 
 func nothing(string) {}
 
-// seek joins the cluster, and goes on looking for those who are missing: seeds
-// that no living member stands for, and members that died without a goodbye. So
-// seeds may start last, and the sides of a partition find each other however
-// long it lasted, whichever side a node is on.
+// seek joins the cluster, and goes on looking for those who are missing: seeds that
+// no linked member stands for, members without a stream, and those that died
+// without a goodbye. So seeds may start last; the sides of a partition find each
+// other however long it lasted, whichever side a node is on; and a process that
+// took the place of another, and knows nobody, is told of this node.
 func (m *Mesh) seek() {
 	wait, seeds := seekMin, seedTroubles{mesh: m, said: map[string]bool{}}
 	for m.ctx.Err() == nil && !m.isLeaving() {
 		missing, count, err := m.missing()
 		seeds.say(append(m.join(missing)[:count], err))
+		pause := wait
+		wait = longer(wait, seekMax)
 		if len(missing) == 0 && err == nil {
-			wait = seekMin
-			sleep(m.ctx, jittered(seekMax))
-			continue
+			pause, wait = seekMax, seekMin
 		}
-		sleep(m.ctx, jittered(wait))
-		wait = min(2*wait, seekMax)
+		select {
+		case <-time.After(jittered(pause)):
+		case <-m.parted:
+			wait = seekMin
+		case <-m.ctx.Done():
+		}
+	}
+}
+
+// part has seek look at once for a peer that was here a moment ago.
+func (m *Mesh) part() {
+	select {
+	case m.parted <- struct{}{}:
+	default:
 	}
 }
 
@@ -286,24 +300,24 @@ func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 		}
 		addrs = append(addrs, found...)
 	}
-	var dead []string
+	var others []string
 	known := []string{m.Addr()}
 	m.mu.Lock()
 	for name, p := range m.peers {
 		switch {
-		case p.member:
+		case p.stream != nil:
 			known = append(known, p.Addr)
-		case time.Since(p.goneAt) > forgetAfter:
+		case !p.member && time.Since(p.goneAt) > forgetAfter:
 			delete(m.peers, name)
-		case p.State == StateDead && !slices.Contains(addrs, p.Addr):
-			dead = append(dead, p.Addr)
+		case (p.member || p.State == StateDead) && !slices.Contains(addrs, p.Addr):
+			others = append(others, p.Addr)
 		}
 	}
 	m.mu.Unlock()
 	slices.Sort(addrs)
 	addrs = slices.DeleteFunc(slices.Compact(addrs), func(a string) bool { return slices.Contains(known, a) })
-	rand.Shuffle(len(dead), func(i, j int) { dead[i], dead[j] = dead[j], dead[i] })
-	return append(addrs, dead[:min(seekDead, len(dead))]...), len(addrs), err
+	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	return append(addrs, others[:min(seekMost, len(others))]...), len(addrs), err
 }
 
 func splitSeed(seed string) (host, portName string, err error) {
@@ -343,6 +357,10 @@ func lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	}
 	return ips, err
 }
+
+// longer is the next wait after d between tries. Who is back is found within about
+// a quarter of the time that it was away, as long as that is below four times most.
+func longer(d, most time.Duration) time.Duration { return min(d+d/4, most) }
 
 // jittered draws a wait around d, so that nodes that failed together do not
 // try again together.

@@ -89,6 +89,7 @@ type Mesh struct {
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
+	parted    chan struct{}  // wakes seek
 	leave     sync.Mutex     // held while leaving
 	clashes   rate.Sometimes // of names, said
 	turn      sync.Mutex     // held while a change of membership is made and told; before mu
@@ -116,7 +117,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	m := &Mesh{
 		cfg: cfg, log: cfg.Log, peers: map[string]*peer{},
 		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
-		clashes: rate.Sometimes{Interval: time.Minute},
+		clashes: rate.Sometimes{Interval: time.Minute}, parted: make(chan struct{}, 1),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.port = &port{
@@ -135,6 +136,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 		m.cancel()
 		return nil, fmt.Errorf("membership: %w", err)
 	}
+	m.transport.outlive(cfg.Name, time.Now())
 	m.wg.Go(m.serve)
 	m.wg.Go(m.seek)
 	return m, nil

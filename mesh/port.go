@@ -239,7 +239,7 @@ func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to s
 	case resp.StatusCode != http.StatusSwitchingProtocols:
 		sentence, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
 		said := cmp.Or(strings.TrimSpace(string(sentence)), http.StatusText(resp.StatusCode))
-		return nil, fmt.Errorf("refused with %d: %s", resp.StatusCode, said)
+		return nil, refusal{resp.StatusCode, said}
 	case !strings.EqualFold(resp.Header.Get("Upgrade"), u.token):
 		return nil, fmt.Errorf("it speaks %q, this node %s", resp.Header.Get("Upgrade"), u.token)
 	case to != "" && from != to:
@@ -247,6 +247,14 @@ func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to s
 	}
 	return &upgraded{c, r}, nil
 }
+
+// refusal is another answer than 101.
+type refusal struct {
+	status int
+	said   string
+}
+
+func (r refusal) Error() string { return fmt.Sprintf("refused with %d: %s", r.status, r.said) }
 
 // upgraded is a connection of which a reader may have read ahead.
 type upgraded struct {

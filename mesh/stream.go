@@ -20,7 +20,7 @@ const (
 	writeStep  = 256 << 10
 	writeStall = 30 * time.Second
 
-	linkRetryMin = 50 * time.Millisecond // between two dials of one peer, doubled
+	linkRetryMin = 50 * time.Millisecond // between two dials of one peer, at first
 	linkRetryMax = 5 * time.Second
 )
 
@@ -212,11 +212,14 @@ func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
 			said = err.Error()
 			m.log.Info("no rumor stream yet", "peer", p.Name, "addr", addr, "err", err)
 		}
+		if no, ok := errors.AsType[refusal](err); ok && (no.status == http.StatusServiceUnavailable || no.status == http.StatusConflict) {
+			m.members.Join([]string{addr}) // it does not know this node, or at another address: tell it
+		}
 		if time.Since(began) > linkRetryMax {
 			wait, said = linkRetryMin, ""
 		}
 		sleep(ctx, jittered(wait))
-		wait = min(2*wait, linkRetryMax)
+		wait = longer(wait, linkRetryMax)
 	}
 }
 
@@ -313,6 +316,7 @@ func (m *Mesh) detach(s *stream, err error) {
 		p.stream = nil
 	}
 	m.mu.Unlock()
+	m.part()
 	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.Name, "why", reason(err))
 	told(p.Name)
 }
