@@ -56,7 +56,10 @@ func newCluster(t *testing.T, size int, engineOf func(name string) http.RoundTri
 	c.settle()
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
-		for _, name := range slices.Sorted(maps.Keys(c.stops)) {
+		c.mu.Lock()
+		names := slices.Sorted(maps.Keys(c.stops))
+		c.mu.Unlock()
+		for _, name := range names {
 			c.stop(name)
 		}
 		time.Sleep(time.Minute) // virtual: memberlist's own goroutines end after a probe
