@@ -1,8 +1,9 @@
 package experiment
 
 import (
+	"cmp"
 	"fmt"
-	"math"
+	"slices"
 	"strconv"
 
 	"github.com/hearsay-project/hearsay/report"
@@ -31,28 +32,33 @@ var plots = []plot{
 	{
 		"break-even", "break_even", "Break-even of forwarding", "one-way delay (ms)", "gap to no routing (s)",
 		func(s Scenario) float64 { return 1e3 * s.Delay.Seconds() },
-		[]measure{gap, predicted}, nil,
+		[]measure{gap, predicted},
+		nil,
 		"Forwarding pays below zero. The prediction takes two trips for each forwarded request less the prefill that hits save, as measured at the smallest delay.",
 	},
 	{
 		"staleness", "staleness", "Staleness against hit rate", "poll interval (s)", "share (%)",
 		func(s Scenario) float64 { return s.Poll.Seconds() },
-		[]measure{expected, actual, fullest}, nil, "Old knowledge costs little: what is not known is served where it came in.",
+		[]measure{expected, actual, fullest},
+		nil, "Old knowledge costs little: what is not known is served where it came in.",
 	},
 	{
 		"on-demand", "on_demand", "Trees on demand against periodic ones", "one-way delay (ms)", "mean latency (s)",
 		func(s Scenario) float64 { return 1e3 * s.Delay.Seconds() },
-		[]measure{mean}, func(s Scenario) string { return s.Policy }, "longest hears of trees every 500 ms; on-demand asks before each request; local does not route.",
+		[]measure{mean},
+		func(s Scenario) string { return s.Policy }, "longest hears of trees every 500 ms; on-demand asks before each request; local does not route.",
 	},
 	{
 		"snapshot-bytes", "snapshot_bytes", "Bytes of full snapshots", "nodes", "rumors (kB/s a node)",
 		func(s Scenario) float64 { return float64(s.Nodes) },
-		[]measure{rumors}, func(s Scenario) string { return "trees of " + count(s.TreeTokens) }, "Each node sends its whole tree to every peer, every 500 ms.",
+		[]measure{rumors},
+		func(s Scenario) string { return "trees of " + count(s.TreeTokens) }, "Each node sends its whole tree to every peer, every 500 ms.",
 	},
 	{
 		"block-size", "block_size", "Block size, hot spots and hits", "block (tokens)", "share (%)",
 		func(s Scenario) float64 { return float64(s.BlockTokens) },
-		[]measure{hotspot, fullest, actual}, func(s Scenario) string {
+		[]measure{hotspot, fullest, actual},
+		func(s Scenario) string {
 			if s.TreeTokens == reading.TreeTokens {
 				return "trees of 12,300"
 			}
@@ -134,7 +140,7 @@ func (res *Results) figure2() Figure {
 
 func (res *Results) figure3() Figure {
 	t3 := res.table("table3")
-	p := report.Panels{Title: "Figure 3: who serves a subject", Columns: 2, Note: "Share of each node in the last " + count(window) + " requests of the subject, every " + count(stride) + "."}
+	p := report.Panels{Title: "Figure 3: who serves a subject", Columns: 2, Note: "Share of each node in the last " + count(window) + " requests of the subject, every " + count(stride) + "; of a subject with fewer than 1,200 in the last quarter of as many."}
 	subjects := topics(t3.Rows[1].Outcome.served)[:2]
 	for _, c := range []struct {
 		name string
@@ -149,13 +155,13 @@ func (res *Results) figure3() Figure {
 
 func (res *Results) figure4() Figure {
 	o := res.table("table1").Rows[1].Outcome // figure4
-	p := report.Panels{Title: "Figure 4: specialisation and eviction", Columns: 1, Note: "Zone 2 is the longest stretch in which one node has 90 % or more, zone 1 is before it and zone 3 behind."}
+	p := report.Panels{Title: "Figure 4: specialisation and eviction", Columns: 1, Note: "Zone 2 is the longest stretch in which one node has 90 % or more, zone 1 is before it and zone 3 behind. Windows are those of Figure 3."}
 	for _, s := range cyclic(o) {
 		c := shares(s, o, s)
 		c.Bands = zones(c)
 		p.Charts = append(p.Charts, c)
 	}
-	return Figure{report.Figure{Drawing: p, Caption: "Of the subjects with requests for twenty windows or more the two with the most windows outside of zone 2, while having one; at 200 ms of delay."}, "figure4.svg", "table3"}
+	return Figure{report.Figure{Drawing: p, Caption: "At 200 ms of delay, the two subjects of 200 requests or more that show the cycle best: the shortest of their three zones takes the largest share of their windows."}, "figure4.svg", "table3"}
 }
 
 // shares draws each node's share of a subject's requests in a window that moves.
@@ -208,27 +214,27 @@ func zones(c report.Chart) []report.Band {
 	if to == 0 {
 		return []report.Band{{From: first, To: last, Label: "Zone 1"}}
 	}
-	return []report.Band{{From: first, To: x[from], Label: "Zone 1"}, {From: x[from], To: x[to-1], Label: "Zone 2"}, {From: x[to-1], To: last, Label: "Zone 3"}}
+	begin, end := x[from], x[min(to, len(x)-1)]
+	return []report.Band{{From: first, To: begin, Label: "Zone 1"}, {From: begin, To: end, Label: "Zone 2"}, {From: end, To: last, Label: "Zone 3"}}
 }
 
-// cyclic picks the two subjects that show the cycle best: a specialist, and the most
-// windows after it. The first subjects by requests stand in where there are none.
+// cyclic picks the two subjects that show the cycle best: the shortest of their three
+// zones takes the largest share of their windows. Of equals the larger comes first.
 func cyclic(o *Outcome) []string {
-	names := topics(o.served)
-	best, after := [2]string{names[0], names[min(1, len(names)-1)]}, [2]int{}
+	const enough = 200 // requests, for a window of 50
+	names := slices.DeleteFunc(topics(o.served), func(name string) bool { return len(o.served[name]) < enough })
+	if len(names) < 2 {
+		names = topics(o.served)
+	}
+	least := map[string]float64{}
 	for _, name := range names {
 		c := shares(name, o, name)
 		from, to := specialist(c)
-		if n := len(c.Series[0].Y) - to; from > 0 && to > from && len(o.served[name]) >= 2*window {
-			if n > after[0] {
-				best[1], after[1] = best[0], after[0]
-				best[0], after[0] = name, n
-			} else if n > after[1] {
-				best[1], after[1] = name, n
-			}
-		}
+		n := len(c.Series[0].Y)
+		least[name] = float64(min(from, to-from, n-to)) / float64(n)
 	}
-	return best[:]
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(least[b], least[a]) })
+	return names[:2]
 }
 
 // count sets thousands apart.
@@ -236,5 +242,5 @@ func count(n int) string {
 	if n < 1000 {
 		return strconv.Itoa(n)
 	}
-	return fmt.Sprintf("%s,%03d", count(n/1000), int(math.Mod(float64(n), 1000)))
+	return fmt.Sprintf("%s,%03d", count(n/1000), n%1000)
 }
