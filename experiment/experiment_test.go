@@ -36,6 +36,9 @@ func TestOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := runQuick(t, 3)
+	if t1 := res.table("table1").Rows; gap.ours(&t1[0]) >= 0 || gap.ours(&t1[1]) <= 0 || gap.ours(&t1[2]) <= gap.ours(&t1[1]) || gap.ours(&t1[3]) >= 0 {
+		t.Error("routing is to gain at 2 ms, and to lose more and more at 200 and 1000 ms")
+	}
 	text2, _ := again.JSON([]string{"figure2.svg"})
 	page2, _ := again.HTML()
 	if !bytes.Equal(text, text2) || !bytes.Equal(page, page2) || res.String() != again.String() {

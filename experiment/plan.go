@@ -27,7 +27,7 @@ import (
 // An engine's cache of 80,000 tokens is 1.1 GB at 14 KB: what a tenth of an H100
 // leaves beside weights and the engine's own buffers. Without limit the hit rates
 // are 84.7 and 86.1 % on the uniform set, 1.6 and 2.4 points above the paper's; with
-// 60,000 tokens they are 83.3 and 84.1, but the skewed set then stays four points
+// 60,000 tokens they are 83.3 and 84.1, but the skewed set then stays three points
 // below.
 //
 // The skewed set is drawn with repeats, since without them its rates (80.3 and 85.2 %)
