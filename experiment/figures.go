@@ -141,7 +141,8 @@ func (res *Results) figure2() Figure {
 func (res *Results) figure3() Figure {
 	t3 := res.table("table3")
 	p := report.Panels{Title: "Figure 3: who serves a subject", Columns: 2, Note: "Share of each node in the last " + count(window) + " requests of the subject, every " + count(stride) + "; of a subject with fewer than 1,200 in the last quarter of as many."}
-	subjects := topics(t3.Rows[1].Outcome.served)[:2]
+	subjects := topics(t3.Rows[1].Outcome.served)
+	subjects = subjects[:min(2, len(subjects))]
 	for _, c := range []struct {
 		name string
 		row  int
@@ -234,7 +235,7 @@ func cyclic(o *Outcome) []string {
 		least[name] = float64(min(from, to-from, n-to)) / float64(n)
 	}
 	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(least[b], least[a]) })
-	return names[:2]
+	return names[:min(2, len(names))]
 }
 
 // count sets thousands apart.

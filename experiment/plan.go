@@ -24,8 +24,8 @@ import (
 //
 // Blocks are of one token, as SGLang's pages are.
 //
-// An engine's cache of 80,000 tokens is 1.1 GB at 14 KB: what a tenth of an H100
-// leaves beside weights and the engine's own buffers. Without limit the hit rates
+// An engine's cache of 80,000 tokens, 1.1 GB at 14 KB each, is fitted to the hit
+// rates: a tenth of an H100 would hold some 500,000. Without limit the hit rates
 // are 84.7 and 86.1 % on the uniform set, 1.6 and 2.4 points above the paper's; with
 // 60,000 tokens they are 83.3 and 84.1, but the skewed set then stays three points
 // below.
@@ -78,6 +78,7 @@ type Table struct {
 	Measures   []measure
 	Rows       []Row
 	Note       string
+	Finding    string // what MMLU showed with seed 1; said of that run alone
 }
 
 var (
@@ -98,7 +99,8 @@ func plan() []*Table {
 				{Label: "1000 ms", Scenario: Scenario{Delay: time.Second}, Against: uniformBase, Paper: Numbers{Mean: 2.271, NoRoute: .323, Gap: 1.948}},
 				{Label: "2 ms, skewed", Scenario: Scenario{Skewed: true}, Against: skewedBase, Paper: Numbers{Mean: .206, NoRoute: .266, Gap: -.060}},
 			},
-			Note: "A forward takes two trips. The paper's rise from 2 to 200 ms, 0.475 s, is 2.4 trips a request, though no more than three in four requests can be forwarded, 1.5 trips; at 1000 ms it is 1.97. No one cost of a trip fits both, so the two slow rows lie below the paper's by what its messages take beyond the trip.",
+			Note:    "A forward takes two trips. The paper's rise from 2 to 200 ms, 0.475 s, is 2.4 trips a request; at 1000 ms it is 1.97. Where nodes are asked in turn and a prefix is at one of four, three in four requests are forwarded, 1.5 trips: no one cost of a trip fits both rows.",
+			Finding: "The two slow rows lie below the paper's, by what its messages take beyond the trip.",
 		},
 		{
 			Key: "table2", Title: "Table 2: expected and actual hit rate",
@@ -109,7 +111,8 @@ func plan() []*Table {
 				{Label: "skewed, no-route", Scenario: *skewedBase, Paper: Numbers{Expected: .674, Actual: .856, Mean: .266}},
 				{Label: "skewed, routed", Scenario: Scenario{Skewed: true}, Paper: Numbers{Expected: .886, Actual: .914, Mean: .206}},
 			},
-			Note: "Expected is what the router's tree, smaller than the engine's cache, promises. The skewed routed one is 9 points below the paper's: trees of twice the size reach it, and then the uniform ones are 18 points above. The paper's skewed means are below what its own hit rates cost on the uniform set: 0.266 s at 85.6 % against 0.310 s at 83.7 %; its skewed prompts must be shorter by a fifth, which the draw of hot topics here is not fitted to.",
+			Note:    "Expected is what the router's tree, smaller than the engine's cache, promises.",
+			Finding: "The skewed routed expectation is 9 points below the paper's: trees of twice the size reach it, and then the uniform ones are 18 points above. The paper's skewed means are below what its own hit rates cost on the uniform set: 0.266 s at 85.6 % against 0.310 s at 83.7 %; its skewed prompts must be shorter by a fifth, which the draw of hot topics here is not fitted to.",
 		},
 		{
 			Key: "table3", Title: "Table 3: hot spots",
@@ -126,7 +129,8 @@ func plan() []*Table {
 				{Label: "poll 300 s, routed", Scenario: Scenario{Poll: 300 * time.Second}, Paper: Numbers{Hotspot: .422}},
 				{Label: "skewed, routed", Scenario: Scenario{Skewed: true}, Paper: Numbers{Hotspot: .881}},
 			},
-			Note: "Of a topic: the share of the topic's requests on its fullest node, mean over topics; this is what the paper's two baselines are. Of the run: the share of all requests on the fullest node, 25 % by construction without routing. The paper's fall at polls of 300 s appears in the run's share alone. A topic's share does not fall with it here: what nodes know is then old, but it stays the same for 300 s, and sends a topic to one and the same node meanwhile; only until the first rumors, in the first 300 s, are topics dispersed. That the paper's fell to 42.2 % would take a run of which that beginning is a large part (see staleness, which has fewer requests). With the delay a topic's share stays within 2 points here, less than between two seeds, which can differ by 13 (seed 2: 85.4); the paper's fall of 5 points from 2 ms to 1 s is no more than that.",
+			Note:    "Of a topic: the share of the topic's requests on its fullest node, mean over topics; this is what the paper's two baselines are. Of the run: the share of all requests on the fullest node, 25 % by construction without routing.",
+			Finding: "The paper's fall at polls of 300 s appears in the run's share alone. A topic's share does not fall with it here: what nodes know is then old, but it stays the same for 300 s, and sends a topic to one and the same node meanwhile; only until the first rumors, in the first 300 s, are topics dispersed. That the paper's fell to 42.2 % would take a run of which that beginning is a large part (see staleness, which has fewer requests). With the delay a topic's share stays within 2 points here, less than between two seeds, which can differ by 13 (seed 2: 85.4); the paper's fall of 5 points from 2 ms to 1 s is no more than that.",
 		},
 		readings(),
 	}

@@ -127,18 +127,19 @@ func (c *cluster) after(d time.Duration, e event) {
 }
 
 // run handles events until every request is answered.
-func (c *cluster) run() error {
+func (c *cluster) run() (Result, error) {
 	for !(c.spent && c.open == 0) && c.err == nil {
 		c.step()
 	}
 	c.stats.end = c.now.Sub(start)
+	result := c.result() // what the checks do from here is no part of the run
 	if c.check != nil && c.err == nil {
 		c.settle()
 		if c.err == nil {
 			c.check.atEnd()
 		}
 	}
-	return c.err
+	return result, c.err
 }
 
 // settle lets two polls go by in which nothing is lost.

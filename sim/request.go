@@ -238,7 +238,7 @@ func (c *cluster) answer(a *attempt) {
 	}
 	a.over = true
 	k := a.call
-	if !c.begun(a) {
+	if !c.begun(a) || k.Output <= 1 { // the only token comes with the end
 		a.first = c.now.Sub(start)
 	}
 	c.members[k.origin].Served(c.now, k.bytes(c), c.members[a.node].name, c.outcome(a, a.match))

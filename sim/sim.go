@@ -69,7 +69,7 @@ const MaxNodes = 1024
 // good; requests and answers travel over connections, which a partition holds up.
 type Network struct {
 	Delay  time.Duration     // one way
-	Jitter time.Duration     // added to each trip, uniform between minus and plus it
+	Jitter time.Duration     // added to each trip, uniform between minus and plus it; a trip takes no less than nothing
 	Matrix [][]time.Duration // one way from row to column, in the place of Delay
 
 	Loss      float64 // share of rumors that are lost
@@ -245,10 +245,11 @@ func Run(cfg Config, requests iter.Seq[Request]) (Result, error) {
 	next, stop := iter.Pull(requests)
 	defer stop()
 	c := newCluster(cfg.WithDefaults(), next)
-	if err := c.run(); err != nil {
+	result, err := c.run()
+	if err != nil {
 		return Result{}, fmt.Errorf("sim: seed %d: at %v: %w", cfg.Seed, c.now.Sub(start), err)
 	}
-	return c.result(), nil
+	return result, nil
 }
 
 // Policies lists what Config.Policy may be: the node's own, then the baselines.

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -69,11 +70,11 @@ func summarize(times []time.Duration) Summary {
 	for _, t := range times {
 		sum += float64(t)
 	}
-	at := func(share float64) time.Duration { return times[int(share*float64(len(times)-1))] }
+	at := func(share float64) time.Duration { return times[max(int(math.Ceil(share*float64(len(times))))-1, 0)] } // nearest rank
 	return Summary{Mean: time.Duration(sum / float64(len(times))), P50: at(0.5), P99: at(0.99)}
 }
 
-// A hash is a running digest of a history: a multiplication and a rotation a word.
+// A hash is a running digest of a history: a multiplication, a shift and an exclusive or a word.
 type hash uint64
 
 func (h *hash) mix(words ...uint64) {
