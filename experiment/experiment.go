@@ -195,6 +195,7 @@ func (r *runner) simulate(ctx context.Context, s Scenario) (*Outcome, error) {
 		Nodes: s.Nodes, Policy: s.Policy, Seed: s.Seed,
 		Profile: r.profile, BlockTokens: s.BlockTokens, CapacityTokens: s.CacheTokens, TreeTokens: s.TreeTokens,
 		Poll: s.Poll, Network: sim.Network{Delay: s.Delay, Jitter: jitter}, Arrival: sim.Arrival{Clients: 1},
+		Stop: func() bool { return ctx.Err() != nil },
 		Trace: func(rec sim.Record) {
 			o.served[rec.Topic] = append(o.served[rec.Topic], byte(rec.Node))
 			tokens += rec.Tokens

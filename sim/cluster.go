@@ -128,12 +128,15 @@ func (c *cluster) after(d time.Duration, e event) {
 
 // run handles events until every request is answered.
 func (c *cluster) run() (Result, error) {
-	for !(c.spent && c.open == 0) && c.err == nil {
+	const askEvery = 4096
+	stopped := false
+	for !(c.spent && c.open == 0) && c.err == nil && !stopped {
 		c.step()
+		stopped = c.stats.events%askEvery == 0 && c.cfg.Stop != nil && c.cfg.Stop()
 	}
 	c.stats.end = c.now.Sub(start)
 	result := c.result() // what the checks do from here is no part of the run
-	if c.check != nil && c.err == nil {
+	if c.check != nil && c.err == nil && !stopped {
 		c.settle()
 		if c.err == nil {
 			c.check.atEnd()

@@ -156,3 +156,18 @@ func TestValidate(t *testing.T) {
 		}
 	}
 }
+
+// A run that is told to stop ends soon, also where its next request is years away.
+func TestStop(t *testing.T) {
+	asked := 0
+	result, err := Run(Config{
+		Profile: paper(t), Policy: "longest", Arrival: Arrival{Rate: 1e-8}, Seed: 1,
+		Stop: func() bool { asked++; return asked == 3 },
+	}, func(yield func(Request) bool) {
+		for yield(Request{Tokens: 16}) {
+		}
+	})
+	if err != nil || asked != 3 || result.Events > 20_000 {
+		t.Errorf("asked %d times, %d events, %v", asked, result.Events, err)
+	}
+}

@@ -58,6 +58,9 @@ type Config struct {
 	Check bool
 	// Trace is given every finished request, in the order of answers.
 	Trace func(Record)
+	// Stop is asked every few thousand events whether to end the run, with what it
+	// has come to by then.
+	Stop func() bool
 
 	entry func(index int) int // a script's word on where requests come in; nil leaves it to Entry
 }

@@ -272,6 +272,7 @@ func (f *simFlags) simulate(ctx context.Context, stream *workload.Stream, progre
 					failures[r.Err]++
 				}
 			}
+			cfg.Stop = func() bool { return ctx.Err() != nil }
 			result, err := sim.Run(cfg, simRequests(ctx, stream))
 			if err != nil {
 				return fmt.Errorf("policy %s: %w", policy, err)
