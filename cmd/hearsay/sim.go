@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hearsay-project/hearsay/emulate"
+	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/sim"
 	"github.com/hearsay-project/hearsay/workload"
 )
@@ -149,7 +150,17 @@ func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
 			return fmt.Errorf("--%s must be above 0", name)
 		}
 	}
+	for _, limit := range []struct {
+		name        string
+		least, most float64
+	}{{"rate", 1e-3, 1e6}, {"max-tokens", 1, 1e6}} { // beyond them virtual time runs into years
+		if n, _ := strconv.ParseFloat(flags.Lookup(limit.name).Value.String(), 64); flags.Changed(limit.name) && !(n >= limit.least && n <= limit.most) {
+			return fmt.Errorf("--%s must be from %g to %g", limit.name, limit.least, limit.most)
+		}
+	}
 	switch {
+	case flags.Changed("poll") && c.Poll == 0:
+		return fmt.Errorf("--poll must be from %v to %v", node.MinPoll, node.MaxPoll)
 	case c.Network.Delay > maxDelay || c.Network.Jitter > maxDelay:
 		return fmt.Errorf("--delay and --jitter must not be above %v", maxDelay)
 	case f.regions != "":
