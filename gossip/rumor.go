@@ -21,6 +21,8 @@ type Rumor struct {
 	Queue   int           // requests that it has admitted and not finished
 	Pause   time.Duration // for how long from now on it wants no forwards; 0: it takes them
 	Tokens  int           // tokens cached
+	Down    bool          // its engine cannot serve, or it is leaving: it wants no forwards until it says otherwise
+	Models  []string      // that its engine serves; none while it has not told
 	Tree    *prefix.Snapshot
 }
 
@@ -30,21 +32,26 @@ const (
 	MaxInterval = time.Hour // of Every and Pause
 	MaxQueue    = 1 << 20
 	MaxTokens   = 1 << 40
+	MaxModels   = 512
+	MaxModel    = 256 // bytes of a model's name
 )
 
 // MaxRumorBytes is the size of the largest rumor.
-const MaxRumorBytes = 1 + 7*binary.MaxVarintLen64 + MaxName + prefix.MaxSnapshotBytes
+const MaxRumorBytes = 1 + 9*binary.MaxVarintLen64 + MaxName + MaxModels*(2+MaxModel) + prefix.MaxSnapshotBytes
 
-const rumorFormat = 1
+const rumorFormat = 2
 
 // AppendBinary appends the rumor's encoding to b:
 //
-//	byte               1, the format
+//	byte               2, the format
 //	uvarint, bytes     the author's name behind its length
-//	uvarints           Life, Version, Every in ns, Queue, Pause in ns, Tokens
+//	uvarints           Life, Version, Every in ns, Queue, Pause in ns, Tokens, Down as 0 or 1
+//	uvarint            the number of Models, and of each
+//	uvarint, bytes     its name behind its length
 //	the rest           Tree, as prefix.Snapshot encodes it
 //
-// A quantity above its limit is sent as the limit.
+// A quantity above its limit is sent as the limit; a model whose name is too long,
+// and those beyond the limit, are left out.
 func (r Rumor) AppendBinary(b []byte) []byte {
 	b = append(b, rumorFormat)
 	b = binary.AppendUvarint(b, uint64(len(r.Author)))
@@ -55,10 +62,32 @@ func (r Rumor) AppendBinary(b []byte) []byte {
 		uint64(max(0, min(r.Queue, MaxQueue))),
 		uint64(max(0, min(r.Pause, MaxInterval))),
 		uint64(max(0, min(r.Tokens, MaxTokens))),
+		bit(r.Down),
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return r.Tree.AppendBinary(b)
+	return r.Tree.AppendBinary(appendModels(b, r.Models))
+}
+
+func bit(set bool) uint64 {
+	if set {
+		return 1
+	}
+	return 0
+}
+
+func appendModels(b []byte, models []string) []byte {
+	sent := make([]string, 0, min(len(models), MaxModels))
+	for _, m := range models {
+		if len(m) > 0 && len(m) <= MaxModel && utf8.ValidString(m) && len(sent) < MaxModels {
+			sent = append(sent, m)
+		}
+	}
+	b = binary.AppendUvarint(b, uint64(len(sent)))
+	for _, m := range sent {
+		b = append(binary.AppendUvarint(b, uint64(len(m))), m...)
+	}
+	return b
 }
 
 // DecodeRumor reads what AppendBinary wrote; b must hold nothing else, and is
@@ -72,13 +101,20 @@ func DecodeRumor(b []byte) (Rumor, error) {
 	}
 	in := reader{b: b[1:]}
 	r := Rumor{
-		Author:  in.name(),
+		Author:  in.name(MaxName),
 		Life:    in.uvarint(1<<64 - 1),
 		Version: in.uvarint(1<<64 - 1),
 		Every:   time.Duration(in.uvarint(uint64(MaxInterval))),
 		Queue:   int(in.uvarint(MaxQueue)),
 		Pause:   time.Duration(in.uvarint(uint64(MaxInterval))),
 		Tokens:  int(in.uvarint(MaxTokens)),
+		Down:    in.uvarint(1) == 1,
+	}
+	for range in.uvarint(MaxModels) {
+		r.Models = append(r.Models, in.name(MaxModel))
+		if in.bad {
+			break
+		}
 	}
 	if in.bad {
 		return Rumor{}, errors.New("rumor: a field is cut short or beyond its limit")
@@ -107,8 +143,8 @@ func (r *reader) uvarint(limit uint64) uint64 {
 	return v
 }
 
-func (r *reader) name() string {
-	n := int(r.uvarint(MaxName))
+func (r *reader) name(most int) string {
+	n := int(r.uvarint(uint64(most)))
 	if r.bad || n == 0 || n > len(r.b) || !utf8.Valid(r.b[:n]) {
 		r.bad = true
 		return ""

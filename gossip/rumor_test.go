@@ -3,6 +3,8 @@ package gossip_test
 import (
 	"bytes"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +51,8 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 			Queue:   rapid.IntRange(0, gossip.MaxQueue).Draw(t, "queue"),
 			Pause:   time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "pause")),
 			Tokens:  rapid.IntRange(0, gossip.MaxTokens).Draw(t, "tokens"),
+			Down:    rapid.Bool().Draw(t, "down"),
+			Models:  rapid.SliceOfN(rapid.StringN(1, -1, gossip.MaxModel), 0, 4).Draw(t, "models"),
 			Tree:    treeOf(rapid.SliceOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1)).Draw(t, "tree")...),
 		}
 		got, err := gossip.DecodeRumor(r.AppendBinary(nil))
@@ -58,8 +62,11 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 		if !same(got, r) {
 			t.Fatalf("%+v became %+v", r, got)
 		}
-		got.Tree, r.Tree = nil, nil
-		if got != r {
+		if !slices.Equal(got.Models, r.Models) {
+			t.Fatalf("models %q became %q", r.Models, got.Models)
+		}
+		got.Tree, r.Tree, got.Models, r.Models = nil, nil, nil, nil
+		if !reflect.DeepEqual(got, r) {
 			t.Fatalf("%+v became %+v", r, got)
 		}
 	})
@@ -73,9 +80,10 @@ func TestRumorBytesAreFixed(t *testing.T) {
 	tree.Insert(prefix.Chain{5}, 16)
 	r := gossip.Rumor{
 		Author: "n1", Life: 300, Version: 7, Every: 200, Queue: 2, Pause: 5,
-		Tokens: tree.Tokens(), Tree: tree.Snapshot(),
+		Tokens: tree.Tokens(), Down: true, Models: []string{"m", "m-2"}, Tree: tree.Snapshot(),
 	}
-	const want = "01" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
+	const want = "02" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
+		"01" + "02" + "016d" + "036d2d32" + // down; m and m-2
 		"05" + "0001000100" + // 5; 1 beside it; 4 below 1; 2 beside 4; 3 below 2
 		"0500000000000000" + "0100000000000000" + "0400000000000000" + "0200000000000000" + "0300000000000000"
 	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != want {
@@ -86,11 +94,16 @@ func TestRumorBytesAreFixed(t *testing.T) {
 // What is beyond a limit is sent as the limit, so that a node's rumors are always heard.
 func TestRumorStaysWithinItsLimits(t *testing.T) {
 	r := gossip.Rumor{Author: "a", Every: 9 * time.Hour, Queue: 1 << 40, Pause: -1, Tokens: 1 << 50}
+	r.Models = append(r.Models, "", strings.Repeat("x", gossip.MaxModel+1), "\xff")
+	for i := range gossip.MaxModels + 9 {
+		r.Models = append(r.Models, fmt.Sprint(i))
+	}
 	got, err := gossip.DecodeRumor(r.AppendBinary(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Every != gossip.MaxInterval || got.Queue != gossip.MaxQueue || got.Pause != 0 || got.Tokens != gossip.MaxTokens {
+	if got.Every != gossip.MaxInterval || got.Queue != gossip.MaxQueue || got.Pause != 0 || got.Tokens != gossip.MaxTokens ||
+		len(got.Models) != gossip.MaxModels || got.Models[0] != "0" {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -100,13 +113,13 @@ func TestDecodeRumorRefuses(t *testing.T) {
 	const field = "rumor: a field is cut short or beyond its limit"
 	for _, test := range []struct{ name, data, want string }{
 		{"nothing", "", "rumor: empty"},
-		{"another format", "\x02" + good[1:], "rumor: format 2, this node reads 1: run one version on all nodes"},
-		{"no author", "\x01\x00\x01\x01\x01\x00\x00\x00\x00", field},
-		{"author too long", "\x01\x81\x01" + strings.Repeat("a", 129) + good[3:], field},
-		{"author not UTF-8", "\x01\x01\xff" + good[3:], field},
-		{"author cut short", "\x01\x09abc", field},
-		{"interval too long", "\x01\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
-		{"no tree", good[:10], "rumor of a: snapshot: no block count"},
+		{"another format", "\x01" + good[1:], "rumor: format 1, this node reads 2: run one version on all nodes"},
+		{"no author", "\x02\x00\x01\x01\x01\x00\x00\x00\x00\x00", field},
+		{"author too long", "\x02\x81\x01" + strings.Repeat("a", 129) + good[3:], field},
+		{"author not UTF-8", "\x02\x01\xff" + good[3:], field},
+		{"author cut short", "\x02\x09abc", field},
+		{"interval too long", "\x02\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
+		{"no tree", good[:12], "rumor of a: snapshot: no block count"},
 		{"tree cut short", good[:len(good)-1], "rumor of a: snapshot: 2 blocks in 17 bytes"},
 		{"more than a tree", good + "!", "rumor of a: snapshot: 17 bytes of hashes for 2 blocks"},
 	} {

@@ -63,6 +63,8 @@ type peer struct {
 	queue       int
 	pausedUntil time.Time
 	tokens      int
+	down        bool
+	models      []string
 	tree        *prefix.Snapshot
 	credits     map[prefix.Hash]struct{} // not in tree; tree and credits together are prefix-closed
 
@@ -80,17 +82,19 @@ type Peer struct {
 	Every       time.Duration
 	Suspected   bool // silent for too long
 	Doubted     bool // failed a request, and its backoff is not over
+	Down        bool // says that it cannot serve
 	PausedUntil time.Time
 	Queue       int
 	Blocks      int // of the tree it last told
 	Tokens      int
-	Credits     int // blocks credited since
-	Failures    int // in a row
+	Credits     int      // blocks credited since
+	Failures    int      // in a row
+	Models      []string // it serves; the view's own, none while it has not told
 }
 
 // Usable reports whether requests may be sent to the peer: it is neither
-// suspected nor doubted. It may be paused.
-func (p Peer) Usable() bool { return !p.Suspected && !p.Doubted }
+// suspected nor doubted, nor down. It may be paused.
+func (p Peer) Usable() bool { return !p.Suspected && !p.Doubted && !p.Down }
 
 // NewView returns a view without peers.
 func NewView(cfg Config) *View {
@@ -129,7 +133,7 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	}
 	p.life, p.version = r.Life, r.Version
 	p.heard, p.every, p.unheard = now, r.Every, false
-	p.queue, p.tokens = r.Queue, r.Tokens
+	p.queue, p.tokens, p.down, p.models = r.Queue, r.Tokens, r.Down, r.Models
 	p.pausedUntil = now.Add(max(0, r.Pause))
 	p.tree, p.credits = r.Tree, nil
 	return true
@@ -173,6 +177,14 @@ func (v *View) Fail(now time.Time, peer string) {
 		p.failures++
 	}
 	p.unheard = true
+}
+
+// Pause records that peer asked to be sent nothing until then, other than by a
+// rumor. Its next rumor, which knows better, replaces it.
+func (v *View) Pause(peer string, until time.Time) {
+	if p := v.find(peer); p != nil && until.After(p.pausedUntil) {
+		p.pausedUntil = until
+	}
 }
 
 // Succeed records that peer answered a request: whatever failed before is over.
@@ -272,7 +284,7 @@ func (v *View) look(now time.Time, p *peer) Peer {
 		Suspected: v.suspected(now, p), Doubted: p.doubted(now),
 		PausedUntil: p.pausedUntil, Queue: p.queue,
 		Blocks: p.tree.Len(), Tokens: p.tokens, Credits: len(p.credits),
-		Failures: p.failures,
+		Failures: p.failures, Down: p.down, Models: p.models,
 	}
 }
 

@@ -31,7 +31,9 @@ type Node struct {
 	view   *gossip.View
 	models rates
 
-	version     uint64 // of the last rumor spoken
+	version     uint64   // of the last rumor spoken
+	serving     []string // models, by the engine's word
+	down        bool
 	queue       int
 	pausedUntil time.Time
 	pauses      int // begun
@@ -82,10 +84,10 @@ type Outcome struct {
 	Tokens       int          // of Chain's text, 0 where not known
 }
 
-// Route decides where req runs, leaving out the peers already tried (getBestNode,
-// Algorithm 1 line 5). It always has an answer, since this node can serve
-// anything; where tried names it, it is the last resort. Route changes nothing but
-// the state of Rand.
+// Route decides where req runs, leaving out the peers already tried and those that
+// do not serve its model (getBestNode, Algorithm 1 line 5). It always has an
+// answer: this node is the last resort where it is down, was tried, or does not
+// serve the model either. Route changes nothing but the state of Rand.
 //
 // With 64 peers and a prompt of 100 blocks it takes about 5 microseconds.
 func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
@@ -93,20 +95,24 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		Name: n.cfg.Name, Self: true,
 		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
 	}
-	if slices.Contains(tried, n.cfg.Name) {
+	able := !n.down && !slices.Contains(tried, n.cfg.Name) && serves(n.serving, req.Model)
+	if !able {
 		self.Match, self.Paused = -1, true
 	}
 	n.cands = append(n.cands[:0], self)
 	for p, match := range n.view.Matches(now, req.Chain) {
-		if !slices.Contains(tried, p.Name) {
+		if !slices.Contains(tried, p.Name) && serves(p.Models, req.Model) {
 			n.cands = append(n.cands, route.Candidate{
 				Name: p.Name, Match: match, Queue: p.Queue, Paused: now.Before(p.PausedUntil),
 			})
 		}
 	}
-	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
-	if n.cands[i].Match < 0 {
+	if !able && len(n.cands) == 1 {
 		return n.Stay(req, "no other node is left")
+	}
+	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
+	if n.cands[i].Self && !able {
+		i, reason = route.Elsewhere(n.cands, n.cfg.Rand)
 	}
 	return n.decide(req, n.cands[i], reason)
 }
@@ -184,6 +190,20 @@ func (n *Node) Failed(now time.Time, name string) {
 	n.view.Fail(now, name)
 }
 
+// Busy records that the engine of a peer, or of this node, has asked for no more
+// requests for some time: it answered 429, or 503 with Retry-After. Peers are told
+// of this node's own as a pause.
+func (n *Node) Busy(now time.Time, name string, retryAfter time.Duration) {
+	retryAfter = min(retryAfter, gossip.MaxInterval)
+	if name != n.cfg.Name {
+		n.view.Pause(name, now.Add(retryAfter))
+		return
+	}
+	until := max(retryAfter, n.pause(now))
+	n.beginPause(now)
+	n.pausedUntil = now.Add(until)
+}
+
 // Queued tells how many requests are here, running or waiting. Above the threshold
 // the next rumor asks peers to pause (push-back, section 3.2 of the paper).
 func (n *Node) Queued(now time.Time, depth int) {
@@ -212,7 +232,7 @@ func (n *Node) Speak(now time.Time) gossip.Rumor {
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
-		Tokens: n.tree.Tokens(), Tree: n.tree.Snapshot(),
+		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tree.Snapshot(),
 	}
 }
 

@@ -12,6 +12,8 @@ type Status struct {
 	Queue          int
 	PausedFor      time.Duration // how long peers are still asked to pause
 	Pauses         int           // begun since the start
+	Down           bool
+	Models         []string // that the engine has listed
 	TreeBlocks     int
 	TreeTokens     int
 	CapacityTokens int                // 0 when not known
@@ -28,6 +30,7 @@ type State string
 // States of a peer. To all but Alive nothing is sent.
 const (
 	Suspected State = "suspected" // silent for too long
+	Down      State = "down"      // says that it cannot serve
 	Doubted   State = "doubted"   // failed a request lately
 	Paused    State = "paused"    // asked for no more
 	Alive     State = "alive"
@@ -46,6 +49,7 @@ type PeerStatus struct {
 	Queue      int
 	PauseLeft  time.Duration
 	Failures   int // requests failed in a row
+	Models     []string
 }
 
 // Totals add up what the engines reported and what had been promised, over the
@@ -74,6 +78,7 @@ func (n *Node) Status(now time.Time) Status {
 	s := Status{
 		Name: n.cfg.Name, Life: n.cfg.Life, Version: n.version, Policy: n.cfg.Policy.Name(), Poll: n.cfg.Poll,
 		Queue: n.queue, PausedFor: n.pause(now), Pauses: n.pauses,
+		Down: n.down, Models: n.serving,
 		TreeBlocks: n.tree.Len(), TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
 		BytesPerToken: map[string]float64{},
 		Here:          n.here, There: n.there, NameClashes: n.clashes,
@@ -86,6 +91,8 @@ func (n *Node) Status(now time.Time) Status {
 		switch {
 		case p.Suspected:
 			state = Suspected
+		case p.Down:
+			state = Down
 		case p.Doubted:
 			state = Doubted
 		case now.Before(p.PausedUntil):
@@ -94,7 +101,7 @@ func (n *Node) Status(now time.Time) Status {
 		s.Peers = append(s.Peers, PeerStatus{
 			Name: p.Name, State: state, Life: p.Life, Version: p.Version, RumorAge: now.Sub(p.Heard),
 			TreeBlocks: p.Blocks, TreeTokens: p.Tokens, Credits: p.Credits, Queue: p.Queue,
-			PauseLeft: max(0, p.PausedUntil.Sub(now)), Failures: p.Failures,
+			PauseLeft: max(0, p.PausedUntil.Sub(now)), Failures: p.Failures, Models: p.Models,
 		})
 	}
 	return s

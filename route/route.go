@@ -115,6 +115,25 @@ func (LongestPushback) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
 	return best, reason
 }
 
+// Elsewhere returns the candidate for a request that self cannot serve, whatever
+// the policy: of the others the unpaused with the longest match, then the least
+// busy. There must be another.
+func Elsewhere(cands []Candidate, rng *rand.Rand) (int, string) {
+	best := pick(cands, rng, func(a, b Candidate) bool {
+		switch {
+		case a.Self != b.Self:
+			return b.Self
+		case a.Paused != b.Paused:
+			return b.Paused
+		case a.Match != b.Match:
+			return a.Match > b.Match
+		default:
+			return a.Queue < b.Queue
+		}
+	})
+	return best, fmt.Sprintf("not here, match=%d at %s", cands[best].Match, cands[best].Name)
+}
+
 // pick returns the best candidate by better, which must order them except for
 // ties. Of the tied, self wins; else rng draws one, or without rng the first is it.
 func pick(cands []Candidate, rng *rand.Rand, better func(a, b Candidate) bool) int {
