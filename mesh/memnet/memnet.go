@@ -157,6 +157,14 @@ func (n *Network) Kill(addr string) {
 	}
 }
 
+// Conns returns how many ends of connections are open: a leak shows as a number
+// that does not go back.
+func (n *Network) Conns() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.conns)
+}
+
 func (n *Network) severed(a, b string) bool { return n.apart[a] != n.apart[b] }
 
 func (n *Network) freeAddr(host string) string {
@@ -259,6 +267,7 @@ type conn struct {
 	local, remote Addr
 	in, out       *half
 	closed        bool
+	abort         bool // Close resets
 	read, write   deadline
 }
 
@@ -313,6 +322,15 @@ func (c *conn) Write(p []byte) (int, error) {
 	}
 }
 
+// SetLinger makes Close as abrupt as net.TCPConn.SetLinger does: after 0 the other
+// end sees a reset, and what it has not read is lost; after -1 Close is as it was.
+func (c *conn) SetLinger(sec int) error {
+	c.network.mu.Lock()
+	defer c.network.mu.Unlock()
+	c.abort = sec == 0
+	return nil
+}
+
 // Close lets the other end read what was written, then the end of the stream.
 func (c *conn) Close() error {
 	c.network.mu.Lock()
@@ -321,6 +339,9 @@ func (c *conn) Close() error {
 		return c.fail("close", net.ErrClosed)
 	}
 	c.closed = true
+	if c.abort {
+		c.out.fail(syscall.ECONNRESET)
+	}
 	c.out.eof, c.in.unread = true, true
 	c.in.buf = bytes.Buffer{}
 	c.read.stop()

@@ -56,6 +56,33 @@ func TestConnIsBufferedAndBounded(t *testing.T) {
 	})
 }
 
+// Who closes a connection that lingers for no time resets it: the other end loses
+// what it has not read. Either way both ends count until each is closed.
+func TestLingerResets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := New()
+		a, b := pipe(t, n)
+		if err := a.(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		a.Write([]byte("lost"))
+		if open := n.Conns(); open != 2 {
+			t.Errorf("%d ends are open, want 2", open)
+		}
+		a.Close()
+		if _, err := b.Read(make([]byte, 4)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("read %v, want a reset", err)
+		}
+		if _, err := b.Write([]byte("x")); err == nil {
+			t.Error("wrote to a connection that was reset")
+		}
+		b.Close()
+		if open := n.Conns(); open != 0 {
+			t.Errorf("%d ends are open, want none", open)
+		}
+	})
+}
+
 // A read deadline ends a waiting read when it is due, and one in the past at
 // once; both look like a socket's timeout, and reading goes on after.
 func TestDeadlines(t *testing.T) {
