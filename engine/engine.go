@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -22,6 +23,9 @@ import (
 
 // Remote is an engine that speaks the OpenAI API at a base URL.
 type Remote struct {
+	// Dial connects to the engine, nil by TCP. It is to be set before the first request.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+
 	base      *url.URL
 	transport *http.Transport
 }
@@ -34,13 +38,24 @@ func OpenRemote(base string) (*Remote, error) {
 		return nil, fmt.Errorf("engine %q is not a URL such as http://127.0.0.1:30000", base)
 	}
 	u.Path = cmp.Or(u.Path, "/") // or JoinPath makes relative paths
-	return &Remote{base: u, transport: &http.Transport{
+	e := &Remote{base: u}
+	e.transport = &http.Transport{
 		Proxy:               nil, // an engine is beside its node
+		DialContext:         e.dial,
+		ForceAttemptHTTP2:   true, // by ALPN, as without a DialContext
 		DisableCompression:  true,
 		MaxIdleConnsPerHost: 256,
 		IdleConnTimeout:     90 * time.Second,
 		TLSHandshakeTimeout: 5 * time.Second,
-	}}, nil
+	}
+	return e, nil
+}
+
+func (e *Remote) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if e.Dial != nil {
+		return e.Dial(ctx, addr)
+	}
+	return new(net.Dialer).DialContext(ctx, network, addr)
 }
 
 // RoundTrip sends req to the engine; of its URL only path and query count. The
