@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/hearsay-project/hearsay/tokens"
 )
 
 // toolDocuments names the file of each class of tools in BFCL's conversations.
@@ -57,7 +59,7 @@ func openTools(dir, tasks string) (t *tools, file string, err error) {
 // head encodes the system prompt with the documents of the tools.
 func (t *tools) head(documents string) []uint32 {
 	if t.heads[documents] == nil {
-		t.heads[documents] = encode(strings.ReplaceAll(t.system, "{functions}", documents))
+		t.heads[documents] = tokens.CL100K(strings.ReplaceAll(t.system, "{functions}", documents))
 	}
 	return t.heads[documents]
 }
@@ -143,9 +145,9 @@ func (s *Stream) openTurns(dir string) error {
 		turns := make([]sequence, len(calls))
 		var said []uint32
 		for k, question := range task.Question {
-			said = append(said, encode(render(question))...)
+			said = append(said, tokens.CL100K(render(question))...)
 			turns[k] = sequence{topic: strings.Join(task.Classes, " "), head: t.head(documents), tail: said}
-			said = append(said, encode(" ["+strings.Join(calls[k], ", ")+"]\n\n")...)
+			said = append(said, tokens.CL100K(" ["+strings.Join(calls[k], ", ")+"]\n\n")...)
 		}
 		conversations = append(conversations, turns)
 		return nil
@@ -165,7 +167,7 @@ func (s *Stream) openLive(dir string) error {
 	var tasks [][]sequence
 	err = eachTask(file, func(task *toolTask) error {
 		tasks = append(tasks, []sequence{{
-			head: t.head(string(task.Functions)), tail: encode(render(task.Question[0])),
+			head: t.head(string(task.Functions)), tail: tokens.CL100K(render(task.Question[0])),
 		}})
 		return nil
 	})

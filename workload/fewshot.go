@@ -5,7 +5,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/hearsay-project/hearsay/tokens"
 )
+
+// tokenBytes is how many bytes of an MMLU prompt are one token of cl100k_base
+// in the mean. TestSyntheticTokens takes it anew.
+const tokenBytes = 4.42
+
+// cutSynthetic gives synthetic text as many tokens as a real prompt of its size has:
+// its common words alone would give a fifth fewer.
+func cutSynthetic(text string) []uint32 { return tokens.Cut(text, tokenBytes) }
 
 // openSubjects takes the requests that the HTTP workload of the same name,
 // data, seed and size sends, in its order.
@@ -14,9 +24,9 @@ func (s *Stream) openSubjects(name, path string) error {
 	if err != nil {
 		return err
 	}
-	encode := encode
+	encode := tokens.CL100K
 	if path == "" {
-		encode = cut
+		encode = cutSynthetic
 	}
 	c := Config{Name: name, Requests: s.Requests, Seed: s.Seed, Repeats: s.Repeats, ByTopic: s.ByTopic}
 	if limit := most(c, subjects); c.Requests == 0 || !c.Repeats && c.Requests > limit {

@@ -11,7 +11,8 @@ import (
 
 // A sequence is one prompt as a row of symbols, each of which stands for the
 // same number of tokens, its source's unit: token ids, or names of blocks in a
-// trace. Two prompts have in common what their rows have.
+// trace. Two prompts have in common what their rows have. Texts are cut into tokens
+// head and tail apart, so that a head is cut once; MMLU's have the tokens of the whole.
 type sequence struct {
 	topic  string
 	head   []uint32 // what others share by design; may be one slice for all of them

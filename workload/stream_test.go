@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/tokens"
 )
 
 // shared is a file or folder of the data sets, or the test is skipped.
@@ -169,8 +170,8 @@ func TestPiecesEncodeAsTheWhole(t *testing.T) {
 	w := mustNew(t, Config{Name: uniform, Data: realMMLU(t), Requests: 200, Seed: 5})
 	for i, p := range w.picks {
 		topic := w.subjects[p.subject]
-		pieces := append(encode(topic.prefix), encode(topic.questions[p.question])...)
-		if !slices.Equal(pieces, encode(w.Request(i).Prompt)) {
+		pieces := append(tokens.CL100K(topic.prefix), tokens.CL100K(topic.questions[p.question])...)
+		if !slices.Equal(pieces, tokens.CL100K(w.Request(i).Prompt)) {
 			t.Errorf("%s, question %d", topic.name, p.question)
 		}
 	}
@@ -210,7 +211,7 @@ func TestStreamIsTheHTTPWorkload(t *testing.T) {
 			for i := range 300 {
 				text := w.Request(i)
 				item := s.Item(i)
-				if tokens := w.subjects[w.picks[i].subject]; item.Topic != text.Topic || item.Tokens != len(cut(tokens.prefix))+len(cut(tokens.questions[w.picks[i].question])) {
+				if tokens := w.subjects[w.picks[i].subject]; item.Topic != text.Topic || item.Tokens != len(cutSynthetic(tokens.prefix))+len(cutSynthetic(tokens.questions[w.picks[i].question])) {
 					t.Fatalf("%s: request %d is %+v, not of %q", name, i, item, text.Topic)
 				}
 			}

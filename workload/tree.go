@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/hearsay-project/hearsay/tokens"
 )
 
 // The prompts of a Tree of Thoughts search for the Game of 24, as prompts.json has them.
@@ -66,9 +68,9 @@ func (r *search) requests(p *treePrompts, heads map[string][]uint32) (all []sequ
 	ask := func(topic, prompt, input string) {
 		head, rest, _ := strings.Cut(prompt, "{input}")
 		if heads[head] == nil {
-			heads[head] = encode(head)
+			heads[head] = tokens.CL100K(head)
 		}
-		all = append(all, sequence{topic: topic, head: heads[head], tail: encode(input + rest)})
+		all = append(all, sequence{topic: topic, head: heads[head], tail: tokens.CL100K(input + rest)})
 	}
 	for _, step := range r.Steps {
 		for _, thought := range step.Kept {
