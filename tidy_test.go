@@ -22,20 +22,23 @@ const module = "github.com/hearsay-project/hearsay/"
 var layers = map[string][]string{
 	"prefix":          {},
 	"route":           {},
+	"tokens":          {},
 	"gossip":          {"prefix"},
 	"node":            {"prefix", "route", "gossip"},
 	"emulate":         {"prefix"},
 	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
 	"engine":          {"prefix"},
-	"engine/builtin":  {},
-	"engine/emulated": {"prefix", "emulate", "engine"},
+	"engine/openai":   {"engine"},
+	"engine/builtin":  {"engine/openai"},
+	"engine/emulated": {"prefix", "tokens", "emulate", "engine", "engine/openai"},
 	"mesh":            {"gossip"},
 	"mesh/memnet":     {},
 	"report":          {},
-	"workload":        {"prefix"},
+	"workload":        {"prefix", "tokens"},
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
 	"daemon":          {"prefix", "route", "gossip", "node", "engine", "mesh"},
-	"cmd/hearsay":     {"prefix", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
+	"cases":           {},
+	"cmd/hearsay":     {"prefix", "tokens", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

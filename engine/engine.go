@@ -92,7 +92,7 @@ func (e Local) RoundTrip(req *http.Request) (*http.Response, error) {
 				pw.CloseWithError(fmt.Errorf("engine: %v", p))
 			}
 			answer.WriteHeader(http.StatusOK)
-			pw.Close()
+			pw.CloseWithError(ctx.Err()) // an answer that was cancelled is not taken for whole
 		}()
 		if req.Body != nil {
 			defer req.Body.Close()

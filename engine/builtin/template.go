@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/hearsay-project/hearsay/engine/openai"
 )
 
 // The chat template is a play: each message a paragraph with its speaker, and
@@ -27,24 +29,24 @@ var speakers = map[string]string{
 }
 
 // renderChat gives the prompt for the API's messages.
-func renderChat(raw json.RawMessage) (string, *apiError) {
-	var messages []object
+func renderChat(raw json.RawMessage) (string, error) {
+	var messages []openai.Object
 	if json.Unmarshal(raw, &messages) != nil || len(messages) == 0 {
-		return "", badRequest("messages", "messages must be a list of at least one message")
+		return "", openai.BadRequest("messages", "messages must be a list of at least one message")
 	}
 	var b strings.Builder
 	for i, m := range messages {
 		var role string
-		if err := m.get("role", &role, "a string"); err != nil {
-			return "", err.in(fmt.Sprintf("messages[%d]", i))
+		if err := m.Get("role", &role, "a string"); err != nil {
+			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
 		}
 		speaker, ok := speakers[role]
 		if !ok {
-			return "", badRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of system, developer, user, assistant and tool", role)
+			return "", openai.BadRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of system, developer, user, assistant and tool", role)
 		}
 		content, err := contentText(m["content"])
 		if err != nil {
-			return "", err.in(fmt.Sprintf("messages[%d]", i))
+			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
 		}
 		b.WriteString(speaker + ": " + content + "\n\n")
 	}
@@ -53,25 +55,25 @@ func renderChat(raw json.RawMessage) (string, *apiError) {
 
 // contentText joins a message's content: a string, a list of text parts, or
 // none, as in an assistant's message that only calls tools.
-func contentText(raw json.RawMessage) (string, *apiError) {
+func contentText(raw json.RawMessage) (string, error) {
 	var text string
 	if raw == nil || json.Unmarshal(raw, &text) == nil { // null leaves text empty
 		return text, nil
 	}
-	var parts []object
+	var parts []openai.Object
 	if json.Unmarshal(raw, &parts) != nil {
-		return "", badRequest("content", "content must be a string or a list of parts")
+		return "", openai.BadRequest("content", "content must be a string or a list of parts")
 	}
 	for _, p := range parts {
 		var kind, part string
-		if err := p.get("type", &kind, "a string"); err != nil {
-			return "", err.in("content")
+		if err := p.Get("type", &kind, "a string"); err != nil {
+			return "", openai.In("content", err)
 		}
 		if kind != "text" {
-			return "", badRequest("content", "a content part of type %q is not supported; this engine reads text", kind)
+			return "", openai.BadRequest("content", "a content part of type %q is not supported; this engine reads text", kind)
 		}
-		if err := p.get("text", &part, "a string"); err != nil {
-			return "", err.in("content")
+		if err := p.Get("text", &part, "a string"); err != nil {
+			return "", openai.In("content", err)
 		}
 		text += part
 	}

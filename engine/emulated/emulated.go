@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/emulate"
+	"github.com/hearsay-project/hearsay/engine/openai"
 )
 
 // Config says what an Engine emulates.
@@ -186,9 +187,9 @@ func (e *Engine) submit(arrived time.Time, j emulate.Job) (id uint64, events job
 	defer e.mu.Unlock()
 	switch {
 	case e.closed:
-		return 0, nil, errClosed
+		return 0, nil, openai.Unavailable(errClosed)
 	case e.model.Queue() >= e.cfg.Profile.MaxBatch+e.cfg.QueueMax:
-		return 0, nil, errQueueFull
+		return 0, nil, openai.Busy(errQueueFull)
 	}
 	e.carry(arrived)
 	e.lastID++

@@ -170,6 +170,72 @@ func TestClientThatLeavesIsCancelled(t *testing.T) {
 	})
 }
 
+// A client that leaves in the midst of its answer, streamed or not, frees its place
+// in the batch and its room in the cache.
+func TestClientThatLeavesMidwayFreesItsPlace(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			e := open(t, func(c *Config) { c.Profile.MaxBatch = 1 })
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				resp, err := post(ctx, e, "/v1/completions", fmt.Sprintf(`{"prompt":"a text","max_tokens":100000,"stream":%v}`, stream))
+				if err == nil {
+					_, err = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+				if err == nil {
+					t.Error("the answer that was cancelled is whole")
+				}
+			}()
+			time.AfterFunc(time.Second, cancel)
+			synctest.Wait()
+			_, _, took := complete(t, e, prompt("law", 10), 1)
+			if want := time.Second + quick.Base + 10*quick.PerToken; took != want {
+				t.Errorf("stream %v: the request behind took %v, want %v", stream, took, want)
+			}
+			<-left
+			if e.Queue() != 0 {
+				t.Errorf("stream %v: %d are left in the queue", stream, e.Queue())
+			}
+		})
+	}
+}
+
+// A stop string ends the answer, in text and in time, streamed or not, wherever
+// tokens cut it.
+func TestStopStrings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := open(t)
+		p := prompt("law", 40)
+		full, _, _ := complete(t, e, p, 20)
+		at := len(strings.Join(strings.Fields(full)[:6], " ")) - 2 // two bytes before the 7th word's space
+		stop := full[at : at+5]
+		at = strings.Index(full, stop)
+		tokens := len(strings.Fields(full[:at+len(stop)]))
+		for _, stream := range []bool{true, false} {
+			start := time.Now()
+			resp, err := post(t.Context(), e, "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":20,"stop":["nowhere",%q],"stream":%v,"stream_options":{"include_usage":true}}`, p, stop, stream))
+			if err != nil {
+				t.Fatal(err)
+			}
+			scanner := engine.NewScanner(resp.Header)
+			body, err := io.ReadAll(io.TeeReader(resp.Body, scanner))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			text, _ := scanner.Text()
+			usage, _ := scanner.Usage()
+			took := quick.Base + 8*quick.PerToken + time.Duration(tokens-1)*quick.Decode // 32 of 40 are cached
+			if text != full[:at] || usage.Completion != tokens || time.Since(start) != took || !strings.Contains(string(body), `"finish_reason":"stop"`) {
+				t.Errorf("stream %v, stop %q: %q, %+v in %v; want %q, %d tokens in %v", stream, stop, text, usage, time.Since(start), full[:at], tokens, took)
+			}
+		}
+	})
+}
+
 // Nothing waits without bound: beyond a full batch and the queue comes 429.
 func TestFullQueueRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -310,11 +376,19 @@ func TestMistakesAreRefused(t *testing.T) {
 			{"/v1/completions", `{"prompt":"a","stream":"yes"}`, 400, "stream"},
 			{"/v1/completions", `{"prompt":"a","stream_options":{"include_usage":1}}`, 400, "stream_options.include_usage"},
 			{"/v1/completions", `{"prompt":"a","model":"gpt"}`, 404, "model"},
+			{"/v1/completions", `{"prompt":[1,-2]}`, 400, "prompt"},
+			{"/v1/completions", `{"prompt":[1,1e99]}`, 400, "prompt"},
+			{"/v1/completions", `{"prompt":[[1],[2]]}`, 400, "prompt"},
+			{"/v1/completions", `{"prompt":"a","max_tokens":1000000000}`, 400, "prompt"},
+			{"/v1/completions", `{"prompt":"a","max_tokens":1e99}`, 400, "max_tokens"},
+			{"/v1/completions", `{"prompt":"a","temperature":-1}`, 400, "temperature"},
+			{"/v1/completions", `{"prompt":"a","stop":[""]}`, 400, "stop"},
 			{"/v1/completions", `{"prompt":"` + prompt("law", 100) + `"}`, 400, "prompt"},
 			{"/v1/chat/completions", `{"messages":"hi"}`, 400, "messages"},
 			{"/v1/chat/completions", `{"messages":[]}`, 400, "messages"},
 			{"/v1/models", `{}`, 405, nil},
 			{"/v1/embeddings", `{}`, 404, nil},
+			{"/tokenize", `{"prompt":"a"}`, 404, nil},
 		} {
 			resp, err := post(t.Context(), e, tc.path, tc.body)
 			if err != nil {

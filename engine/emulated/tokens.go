@@ -2,42 +2,20 @@ package emulated
 
 import (
 	"encoding/binary"
-	"math"
-	"sync"
+	"strings"
 
-	"github.com/tiktoken-go/tokenizer/codec"
 	"github.com/zeebo/xxh3"
 
 	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/tokens"
 )
 
-// cl100k is loaded when first asked for: its vocabulary takes 10 ms and 10 MB.
-var cl100k = sync.OnceValue(codec.NewCl100kBase)
-
-// tokens cuts text as the engine counts it. With cl100k_base it takes a second
-// for 5 MB.
-func (e *Engine) tokens(text []byte) []uint32 {
+// cut gives the tokens of text as the engine counts them.
+func (e *Engine) cut(text string) []uint32 {
 	if e.cfg.TokenBytes > 0 {
-		return cut(text, e.cfg.TokenBytes)
+		return tokens.Cut(text, e.cfg.TokenBytes)
 	}
-	ids, _, _ := cl100k().Encode(string(text)) // fails on a time limit of the pattern alone, and it has none
-	tokens := make([]uint32, len(ids))
-	for i, id := range ids {
-		tokens[i] = uint32(id)
-	}
-	return tokens
-}
-
-// cut makes tokens of size bytes each, in the mean: where one ends depends on
-// nothing but its place, so that texts share tokens as far as they agree.
-func cut(text []byte, size float64) []uint32 {
-	tokens := make([]uint32, 0, int(float64(len(text))/size)+1)
-	for begin := 0; begin < len(text); {
-		end := min(int(math.Round(float64(len(tokens)+1)*size)), len(text))
-		tokens = append(tokens, uint32(xxh3.Hash(text[begin:end])))
-		begin = end
-	}
-	return tokens
+	return tokens.CL100K(text)
 }
 
 // name names the whole blocks of a prompt. Each block is laid out in as many
@@ -80,4 +58,35 @@ func filler(seed uint64, i int) string {
 		return word
 	}
 	return " " + word
+}
+
+// A script is an answer as it will be: filler up to a number of tokens or to the
+// first stop string, which is not part of it.
+type script struct {
+	seed   uint64
+	tokens int
+	bytes  int    // of the text before the stop string; -1: all of it
+	reason string // why it ends, as OpenAI's API says it
+}
+
+func newScript(seed uint64, most int, stops []string) script {
+	s := script{seed: seed, tokens: most, bytes: -1, reason: "length"}
+	if len(stops) == 0 {
+		return s
+	}
+	var text strings.Builder
+	for i := range most {
+		before := text.Len()
+		text.WriteString(filler(seed, i))
+		for _, stop := range stops {
+			from := max(0, before-len(stop)+1)
+			if at := strings.Index(text.String()[from:], stop); at >= 0 && (s.bytes < 0 || from+at < s.bytes) {
+				s.tokens, s.bytes, s.reason = i+1, from+at, "stop"
+			}
+		}
+		if s.bytes >= 0 {
+			break
+		}
+	}
+	return s
 }

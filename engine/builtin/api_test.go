@@ -242,25 +242,6 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
-// An endless body is refused without being held.
-func TestBodyIsBounded(t *testing.T) {
-	e := openTest(t, Config{})
-	w := httptest.NewRecorder()
-	e.ServeHTTP(w, httptest.NewRequest("POST", "/tokenize", io.LimitReader(endless{}, maxBody+1)))
-	if w.Code != http.StatusRequestEntityTooLarge {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-}
-
-type endless struct{}
-
-func (endless) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = ' '
-	}
-	return len(p), nil
-}
-
 // When the queue is full the client is told to come back.
 func TestFullQueueIs429(t *testing.T) {
 	e, s := serve(t, Config{MaxBatch: 1, QueueMax: 1})
