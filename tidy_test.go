@@ -24,6 +24,7 @@ var layers = map[string][]string{
 	"route":           {},
 	"tokens":          {},
 	"gossip":          {"prefix"},
+	"dialect":         {"prefix"},
 	"node":            {"prefix", "route", "gossip"},
 	"emulate":         {"prefix"},
 	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
@@ -43,7 +44,7 @@ var layers = map[string][]string{
 
 // pure packages are told the time and their chance: they read no clock, start
 // no goroutine and touch nothing outside their memory.
-var pure = []string{"prefix", "route", "gossip", "node", "emulate", "sim"}
+var pure = []string{"prefix", "route", "gossip", "dialect", "node", "emulate", "sim"}
 
 var (
 	impure    = []string{"net", "os", "sync", "sync/atomic", "context", "log/slog", "math/rand"}

@@ -1,0 +1,390 @@
+package dialect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"math/bits"
+	"strconv"
+	"unicode/utf8"
+)
+
+// DepthMax is how many lists and objects within one another are read. No
+// request that an engine takes comes near it.
+const DepthMax = 512
+
+// ErrDepth is the error of a body that is nested deeper than DepthMax.
+var ErrDepth = errors.New("JSON nested too deep")
+
+// A doc is a JSON text that was checked once, from front to back, and can be
+// walked without further errors. The check leaves behind where each list and
+// object ends, so that a walk steps over what it does not want; nothing else is
+// built, and walking copies nothing.
+type doc struct {
+	b     []byte
+	boxes []box // lists and objects in the order in which they open, from 1 on
+	fold  bool  // keys count without regard to case
+}
+
+type box struct {
+	end  uint32 // offset behind the closing bracket
+	next uint32 // the first box that opens after it
+}
+
+// A value is where one stands in a doc: its offset, and the first box that
+// opens there or later. The zero value is none.
+type value struct{ at, box int }
+
+func (v value) given() bool { return v.box > 0 }
+
+// parse checks that b is one JSON value as RFC 8259 has it, up to DepthMax. Bytes
+// that are not UTF-8 pass. It takes time linear in len(b), and eight bytes for
+// each list and object.
+func (d *doc) parse(b []byte) error {
+	d.b, d.boxes = b, append(d.boxes[:0], box{})
+	if len(b) > math.MaxUint32 {
+		return errors.New("JSON of more than 4 GiB")
+	}
+	var open [DepthMax]uint32 // boxes that are not closed yet
+	var kind [DepthMax]byte
+	depth, i := 0, d.space(0)
+	for {
+		// A value begins at i.
+		switch c := d.peek(i); c {
+		case '{', '[':
+			if depth == DepthMax {
+				return ErrDepth
+			}
+			open[depth], kind[depth] = uint32(len(d.boxes)), c
+			depth++
+			d.boxes = append(d.boxes, box{})
+			if i = d.space(i + 1); d.peek(i) == c+2 { // an ASCII bracket and its partner are two apart
+				break
+			}
+			if c == '{' {
+				if i = d.checkKey(i); i < 0 {
+					return d.bad(-i)
+				}
+			}
+			continue
+		default:
+			if i = d.checkScalar(i); i < 0 {
+				return d.bad(-i)
+			}
+		}
+		// A value or an opening bracket lies behind: close what ends here.
+		for i = d.space(i); ; i = d.space(i) {
+			if depth == 0 {
+				if i < len(b) {
+					return d.bad(i + 1)
+				}
+				return nil
+			}
+			if d.peek(i) != kind[depth-1]+2 {
+				break
+			}
+			depth--
+			i++
+			d.boxes[open[depth]] = box{end: uint32(i), next: uint32(len(d.boxes))}
+		}
+		if d.peek(i) != ',' {
+			return d.bad(i + 1)
+		}
+		if i = d.space(i + 1); kind[depth-1] == '{' {
+			if i = d.checkKey(i); i < 0 {
+				return d.bad(-i)
+			}
+		}
+	}
+}
+
+// bad is the error of a text that goes wrong at its n-th byte, counted from one.
+func (d *doc) bad(n int) error { return fmt.Errorf("not JSON from byte %d on", n) }
+
+// peek returns the byte at i, and 0, which no JSON has outside of strings, behind
+// the end.
+func (d *doc) peek(i int) byte {
+	if i < len(d.b) {
+		return d.b[i]
+	}
+	return 0
+}
+
+func (d *doc) space(i int) int {
+	for i < len(d.b) && (d.b[i] == ' ' || d.b[i] == '\n' || d.b[i] == '\t' || d.b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// The checks return the offset behind what they checked, or, negative, the
+// number of the byte at which it goes wrong.
+
+func (d *doc) checkKey(i int) int {
+	if d.peek(i) != '"' {
+		return -(i + 1)
+	}
+	if i = d.checkString(i); i < 0 {
+		return i
+	}
+	if i = d.space(i); d.peek(i) != ':' {
+		return -(i + 1)
+	}
+	return d.space(i + 1)
+}
+
+func (d *doc) checkScalar(i int) int {
+	word := ""
+	switch d.peek(i) {
+	case '"':
+		return d.checkString(i)
+	case 't':
+		word = "true"
+	case 'f':
+		word = "false"
+	case 'n':
+		word = "null"
+	default:
+		return d.checkNumber(i)
+	}
+	if len(d.b)-i < len(word) || string(d.b[i:i+len(word)]) != word {
+		return -(i + 1)
+	}
+	return i + len(word)
+}
+
+func (d *doc) checkNumber(i int) int {
+	digits := func() bool {
+		from := i
+		for '0' <= d.peek(i) && d.peek(i) <= '9' {
+			i++
+		}
+		return i > from
+	}
+	if d.peek(i) == '-' {
+		i++
+	}
+	if d.peek(i) == '0' {
+		i++
+	} else if !digits() {
+		return -(i + 1)
+	}
+	if d.peek(i) == '.' {
+		if i++; !digits() {
+			return -(i + 1)
+		}
+	}
+	if c := d.peek(i); c == 'e' || c == 'E' {
+		if i++; d.peek(i) == '+' || d.peek(i) == '-' {
+			i++
+		}
+		if !digits() {
+			return -(i + 1)
+		}
+	}
+	return i
+}
+
+func (d *doc) checkString(i int) int {
+	for i++; ; {
+		i = plain(d.b, i)
+		switch d.peek(i) {
+		case '"':
+			return i + 1
+		case '\\':
+			switch d.peek(i + 1) {
+			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+				i += 2
+			case 'u':
+				if i+6 > len(d.b) || hex4(d.b[i+2:i+6]) < 0 {
+					return -(i + 1)
+				}
+				i += 6
+			default:
+				return -(i + 1)
+			}
+		default: // a control character, or the end
+			return -(i + 1)
+		}
+	}
+}
+
+// plain returns the offset of the first byte of b from i on that means something
+// in a JSON string: a quote, a backslash, a control character; or len(b). It
+// looks at eight bytes at a time.
+func plain(b []byte, i int) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	for ; i+8 <= len(b); i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := w^(ones*'"'), w^(ones*'\\')
+		// The lowest top bit is right; a borrow may set wrong ones above it.
+		if m := ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*' ')&^w) & tops; m != 0 {
+			return i + bits.TrailingZeros64(m)/8
+		}
+	}
+	for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= ' ' {
+		i++
+	}
+	return i
+}
+
+// hex4 returns the value of four hexadecimal digits, or -1.
+func hex4(b []byte) rune {
+	var r rune
+	for _, c := range b[:4] {
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			c = c | 0x20 - 'a' + 10
+		default:
+			return -1
+		}
+		r = r<<4 | rune(c)
+	}
+	return r
+}
+
+// root is the whole text's value.
+func (d *doc) root() value { return value{d.space(0), 1} }
+
+// kind returns the first byte of v, one of { [ " t f n - or a digit, and n for
+// none: what is not there is null.
+func (d *doc) kind(v value) byte {
+	if !v.given() {
+		return 'n'
+	}
+	return d.b[v.at]
+}
+
+// behind steps over v.
+func (d *doc) behind(v value) value {
+	i := v.at
+	switch d.b[i] {
+	case '{', '[':
+		return value{int(d.boxes[v.box].end), int(d.boxes[v.box].next)}
+	case '"':
+		for i = plain(d.b, i+1); d.b[i] == '\\'; {
+			i = plain(d.b, i+2)
+		}
+		return value{i + 1, v.box}
+	}
+	for i < len(d.b) && d.b[i] > ' ' && d.b[i] != ',' && d.b[i] != ']' && d.b[i] != '}' {
+		i++
+	}
+	return value{i, v.box}
+}
+
+// raw returns v as it was written.
+func (d *doc) raw(v value) []byte { return d.b[v.at:d.behind(v).at] }
+
+// members yields the keys and values of v, if it is an object, in the order in
+// which they were written.
+func (d *doc) members(v value) iter.Seq2[[]byte, value] {
+	return func(yield func([]byte, value) bool) {
+		if d.kind(v) != '{' {
+			return
+		}
+		for v = d.inside(v); d.b[v.at] != '}'; v = d.next(v) {
+			behind := d.behind(v)
+			key := d.key(d.b[v.at+1 : behind.at-1])
+			v.at = d.space(d.space(behind.at) + 1)
+			if !yield(key, v) {
+				return
+			}
+		}
+	}
+}
+
+// member returns what v, if it is an object, holds under this key.
+func (d *doc) member(v value, name string) (last value) {
+	for key, m := range d.members(v) {
+		if string(key) == name {
+			last = m
+		}
+	}
+	return last
+}
+
+// elements yields the values of v, if it is a list.
+func (d *doc) elements(v value) iter.Seq[value] {
+	return func(yield func(value) bool) {
+		if d.kind(v) != '[' {
+			return
+		}
+		for v = d.inside(v); d.b[v.at] != ']'; v = d.next(v) {
+			if !yield(v) {
+				return
+			}
+		}
+	}
+}
+
+// inside steps from a list or object to what comes first in it.
+func (d *doc) inside(v value) value { return value{d.space(v.at + 1), v.box + 1} }
+
+// next steps from a value in a list or object to what follows it there.
+func (d *doc) next(v value) value {
+	v = d.behind(v)
+	if v.at = d.space(v.at); d.b[v.at] == ',' {
+		v.at = d.space(v.at + 1)
+	}
+	return v
+}
+
+// key returns a key as it counts, from its bytes between the quotes.
+func (d *doc) key(raw []byte) []byte {
+	if bytes.IndexByte(raw, '\\') >= 0 {
+		raw = appendUnescaped(nil, raw, false)
+	}
+	if d.fold && bytes.ContainsFunc(raw, func(c rune) bool { return c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' }) {
+		raw = foldKey(raw)
+	}
+	return raw
+}
+
+// appendString appends the text of v, if it is a string.
+func (d *doc) appendString(dst []byte, v value) []byte {
+	if d.kind(v) != '"' {
+		return dst
+	}
+	raw := d.raw(v)
+	return appendUnescaped(dst, raw[1:len(raw)-1], false)
+}
+
+// str returns the text of v, if it is a string.
+func (d *doc) str(v value) string { return string(d.appendString(nil, v)) }
+
+// null says whether v is null or none.
+func (d *doc) null(v value) bool { return d.kind(v) == 'n' }
+
+// empty says whether v says nothing: none, null, false, "", [] or {}.
+func (d *doc) empty(v value) bool {
+	switch d.kind(v) {
+	case 'n', 'f':
+		return true
+	case '"':
+		return d.b[v.at+1] == '"'
+	case '[', '{':
+		return d.b[d.space(v.at+1)] == d.b[v.at]+2
+	}
+	return false
+}
+
+// number says whether v is a number.
+func (d *doc) number(v value) bool {
+	c := d.kind(v)
+	return c == '-' || '0' <= c && c <= '9'
+}
+
+// integer returns v, if it is a number of tokens: not negative and of digits alone.
+func (d *doc) integer(v value) (int, bool) {
+	if !d.number(v) {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(d.raw(v)), 10, 31)
+	return int(n), err == nil
+}

@@ -1,0 +1,242 @@
+package dialect
+
+import (
+	"bytes"
+	"slices"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/zeebo/xxh3"
+)
+
+// A lone surrogate is written as UTF-8 would write it if it were a character,
+// three bytes that no UTF-8 has, so that it stays apart from any other text.
+const surrogateLead = 0xED
+
+// appendUnescaped appends the text of a checked JSON string, given without its
+// quotes. With keep, quotes and backslashes stay escaped, and the result can stand
+// in a JSON string.
+func appendUnescaped(dst, raw []byte, keep bool) []byte {
+	for {
+		i := bytes.IndexByte(raw, '\\')
+		if i < 0 {
+			return append(dst, raw...)
+		}
+		dst = append(dst, raw[:i]...)
+		c := rune(raw[i+1])
+		raw = raw[i+2:]
+		switch c {
+		case 'b':
+			c = '\b'
+		case 'f':
+			c = '\f'
+		case 'n':
+			c = '\n'
+		case 'r':
+			c = '\r'
+		case 't':
+			c = '\t'
+		case 'u':
+			c, raw = hex4(raw), raw[4:]
+		}
+		if keep && (c == '"' || c == '\\') {
+			dst = append(dst, '\\')
+		}
+		dst = appendRune(dst, c)
+	}
+}
+
+// appendRune appends a character, a lone surrogate, or the second half of the
+// surrogate pair of which dst ends with the first.
+func appendRune(dst []byte, c rune) []byte {
+	if c < 0xD800 || c > 0xDFFF {
+		return utf8.AppendRune(dst, c)
+	}
+	if n := len(dst) - 3; n >= 0 && c >= 0xDC00 && dst[n] == surrogateLead && dst[n+1]&0xF0 == 0xA0 {
+		high := rune(surrogateLead&0xF)<<12 | rune(dst[n+1]&0x3F)<<6 | rune(dst[n+2]&0x3F)
+		return utf8.AppendRune(dst[:n], (high-0xD800)<<10+(c-0xDC00)+0x10000)
+	}
+	return append(dst, surrogateLead, 0x80|byte(c>>6)&0x3F, 0x80|byte(c)&0x3F)
+}
+
+// appendQuoted appends text as a JSON string.
+func appendQuoted(dst []byte, text string) []byte {
+	const digits = "0123456789abcdef"
+	dst = append(dst, '"')
+	for i := 0; i < len(text); i++ {
+		c := text[i]
+		switch {
+		case c == '"' || c == '\\':
+			dst = append(dst, '\\', c)
+		case c < ' ':
+			dst = append(dst, '\\', 'u', '0', '0', digits[c>>4], digits[c&0xF])
+		case c == surrogateLead && i+2 < len(text) && text[i+1] >= 0xA0:
+			dst = append(dst, '\\', 'u', 'd', digits[text[i+1]>>2&0xF], digits[text[i+1]&3<<2|text[i+2]>>4&3], digits[text[i+2]&0xF])
+			i += 2
+		default:
+			dst = append(dst, c)
+		}
+	}
+	return append(dst, '"')
+}
+
+// foldKey returns the form in which Go's encoding/json, which Ollama reads its
+// requests with, finds two keys equal.
+func foldKey(key []byte) []byte {
+	folded := make([]byte, 0, len(key))
+	for _, c := range string(key) {
+		least := c // of the characters that differ from c in case alone, such as k, K and the Kelvin sign
+		for f := unicode.SimpleFold(c); f != c; f = unicode.SimpleFold(f) {
+			least = min(least, f)
+		}
+		if 'A' <= least && least <= 'Z' {
+			least += 'a' - 'A'
+		}
+		folded = utf8.AppendRune(folded, least)
+	}
+	return folded
+}
+
+const (
+	// sortMax is how many members are put in order at a time, those of all
+	// objects around included. A larger object is named as it was written.
+	sortMax = 1 << 14
+
+	// mediaMin is the length from which media are named by a hash of their
+	// content, which has 32 digits.
+	mediaMin = 64
+)
+
+type member struct {
+	key []byte // as it stands between the quotes of canonical JSON
+	val value
+}
+
+type frame struct {
+	obj    bool
+	first  bool
+	at     value // in a list: what comes next
+	lo, hi int   // in an object: its members, and those still to come
+}
+
+// appendCanonical appends v the same way however it was spelled: keys in order,
+// the last of equal ones alone, no white space, escapes only where they must be,
+// numbers digit for digit. Media, the strings under "data" and the data: URLs,
+// are named by a hash of their content, and cache_control, which says nothing to
+// the model, is left out. Takes time linear in the value but for sorting.
+func (d *doc) appendCanonical(dst []byte, v value) []byte {
+	var stack []frame
+	var members []member
+	media := false
+	for {
+		switch c := d.b[v.at]; c {
+		case '{':
+			lo := len(members)
+			if members = d.collect(members, v); len(members) > sortMax {
+				members = members[:lo]
+				dst = append(dst, d.raw(v)...)
+				break
+			}
+			members = members[:lo+len(order(members[lo:]))]
+			dst = append(dst, '{')
+			stack = append(stack, frame{obj: true, first: true, lo: lo, hi: lo})
+		case '[':
+			dst = append(dst, '[')
+			stack = append(stack, frame{first: true, at: d.inside(v)})
+		case '"':
+			dst = d.appendCanonicalString(dst, v, media)
+		default:
+			dst = append(dst, d.raw(v)...)
+		}
+		for {
+			if len(stack) == 0 {
+				return dst
+			}
+			f := &stack[len(stack)-1]
+			done := f.obj && f.hi == len(members) || !f.obj && d.b[f.at.at] == ']'
+			if done {
+				if dst = append(dst, ']'); f.obj {
+					dst[len(dst)-1] = '}'
+					members = members[:f.lo]
+				}
+				stack = stack[:len(stack)-1]
+				continue
+			}
+			if !f.first {
+				dst = append(dst, ',')
+			}
+			if f.first = false; !f.obj {
+				v, f.at, media = f.at, d.next(f.at), false
+				break
+			}
+			m := members[f.hi]
+			f.hi++
+			dst = append(append(append(dst, '"'), m.key...), '"', ':')
+			v, media = m.val, string(m.key) == "data"
+			break
+		}
+	}
+}
+
+// collect appends the members of the object v, until there are more than sortMax.
+func (d *doc) collect(to []member, v value) []member {
+	for v = d.inside(v); d.b[v.at] != '}' && len(to) <= sortMax; v = d.next(v) {
+		behind := d.behind(v)
+		key := d.b[v.at+1 : behind.at-1]
+		if bytes.IndexByte(key, '\\') >= 0 {
+			key = appendUnescaped(nil, key, true)
+		}
+		v.at = d.space(d.space(behind.at) + 1)
+		if string(key) != "cache_control" {
+			to = append(to, member{key, v})
+		}
+	}
+	return to
+}
+
+// order sorts members by key and keeps the last of equal ones.
+func order(all []member) []member {
+	slices.SortStableFunc(all, func(a, b member) int { return bytes.Compare(a.key, b.key) })
+	kept := all[:0]
+	for i, m := range all {
+		if i+1 == len(all) || !bytes.Equal(m.key, all[i+1].key) {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+func (d *doc) appendCanonicalString(dst []byte, v value, media bool) []byte {
+	raw := d.raw(v)
+	raw = raw[1 : len(raw)-1]
+	dst = append(dst, '"')
+	if media || bytes.HasPrefix(raw, []byte("data:")) {
+		dst = appendMedia(dst, raw)
+	} else {
+		dst = appendUnescaped(dst, raw, true)
+	}
+	return append(dst, '"')
+}
+
+// appendMedia names an image or a recording, which passes as base64 in a JSON
+// string, given without its quotes. The hash is not a cryptographic one: who
+// makes two pictures share a name has them computed where neither is cached.
+func appendMedia(dst, raw []byte) []byte {
+	from := len(dst)
+	if len(raw) < mediaMin {
+		return appendUnescaped(dst, raw, true)
+	}
+	if bytes.IndexByte(raw, '\\') >= 0 {
+		dst = appendUnescaped(dst, raw, true)
+		raw = dst[from:]
+	}
+	sum := xxh3.Hash128(raw)
+	const digits = "0123456789abcdef"
+	dst = dst[:from]
+	for _, half := range []uint64{sum.Hi, sum.Lo} {
+		for shift := 60; shift >= 0; shift -= 4 {
+			dst = append(dst, digits[half>>shift&0xF])
+		}
+	}
+	return dst
+}
