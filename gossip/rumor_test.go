@@ -84,8 +84,8 @@ func TestRumorBytesAreFixed(t *testing.T) {
 	}
 	const want = "02" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
 		"01" + "02" + "016d" + "036d2d32" + // down; m and m-2
-		"05" + "0001000100" + // 5; 1 beside it; 4 below 1; 2 beside 4; 3 below 2
-		"0500000000000000" + "0100000000000000" + "0400000000000000" + "0200000000000000" + "0300000000000000"
+		"05" + "0000000202" + // 1; 2 below it; 3 below 2; 4 beside 2; 5 beside 1
+		"0100000000000000" + "0200000000000000" + "0300000000000000" + "0400000000000000" + "0500000000000000"
 	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -121,7 +121,7 @@ func TestDecodeRumorRefuses(t *testing.T) {
 		{"interval too long", "\x02\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
 		{"no tree", good[:12], "rumor of a: snapshot: no block count"},
 		{"tree cut short", good[:len(good)-1], "rumor of a: snapshot: 2 blocks in 17 bytes"},
-		{"more than a tree", good + "!", "rumor of a: snapshot: 17 bytes of hashes for 2 blocks"},
+		{"more than a tree", good + "!", "rumor of a: snapshot: 1 bytes left over"},
 	} {
 		if _, err := gossip.DecodeRumor([]byte(test.data)); err == nil || err.Error() != test.want {
 			t.Errorf("%s: %v, want %s", test.name, err, test.want)

@@ -76,7 +76,11 @@ func NewChain(root Hash, text []byte) Chain {
 
 // Longest returns how many leading blocks of c the set holds of which has tells
 // membership. The set must be prefix-closed, which makes membership along c fall
-// from true to false once: a binary search, log2(len(c)) questions.
+// from true to false once. It asks one question where nothing is held, as is so
+// with most peers of most prompts, and else about log2(len(c)): a binary search.
 func (c Chain) Longest(has func(Hash) bool) int {
-	return sort.Search(len(c), func(i int) bool { return !has(c[i]) })
+	if len(c) == 0 || !has(c[0]) {
+		return 0
+	}
+	return 1 + sort.Search(len(c)-1, func(i int) bool { return !has(c[i+1]) })
 }

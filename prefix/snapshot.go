@@ -1,44 +1,32 @@
 package prefix
 
 import (
-	"encoding/binary"
-	"errors"
-	"fmt"
 	"iter"
 	"math/bits"
-
-	"github.com/zeebo/xxh3"
+	"slices"
 )
 
-// A Snapshot is the set of blocks that a tree held at one moment: its encoding,
-// and a table over it for membership. It never changes, so it may be read from
-// anywhere and encoded outside of any lock. The nil Snapshot and the zero one
-// are empty.
+// A Snapshot is the set of blocks that a tree held at one moment, each with its
+// parent. It never changes, so it may be read from anywhere and encoded outside
+// of any lock. The nil Snapshot and the zero one are empty.
 //
-// The encoding is columnar, since levels compress to a byte and hashes not at
-// all:
-//
-//	uvarint            n, the number of blocks, at most MaxBlocks
-//	n uvarints         in preorder, how many levels up from the previous block
-//	                   its parent is; 0: the previous block is the parent
-//	n 8-byte integers  the blocks' hashes in the same order, little endian
-//
-// The first block's level is counted from h_0, which is not sent. Any levels that
-// do not leave the tree describe one, so what decodes is prefix-closed. Siblings
-// stand newest first: the order costs nothing to keep, depends only on what
-// happened to the tree, and as a tree has one author nobody compares the bytes of
-// two.
+// It is a hash table with open addressing and linear probing, cut into pages.
+// Snapshots of one tree share the pages in which nothing changed between them, so
+// a new one costs what is new in it, and so does telling two apart.
 type Snapshot struct {
-	data  []byte
+	pages []*page
 	n     int
-	slots []Hash // open addressing with linear probing, 0 empty, at most half full
-	mul   uint64
-	shift int
+	mul   uint64 // spreads the hashes
 }
 
-// MaxSnapshotBytes is the size of the largest encoding. A level number takes more
-// than one byte only from 128 levels on, and no walk goes up further than down.
-const MaxSnapshotBytes = binary.MaxVarintLen32 + 9*MaxBlocks + MaxBlocks/128
+// A page is a stretch of the table's slots. Small pages make a change cheap, since
+// it copies one; large ones make a snapshot cheap, which copies the list of them.
+type page struct {
+	hashes  [pageSlots]Hash // 0: the slot is empty
+	parents [pageSlots]Hash // 0: the parent is h_0
+}
+
+const pageSlots = 32
 
 // Len returns the number of blocks.
 func (s *Snapshot) Len() int {
@@ -53,132 +41,140 @@ func (s *Snapshot) Has(h Hash) bool {
 	if s.Len() == 0 {
 		return false
 	}
-	for i := s.slot(h); ; i = (i + 1) & (len(s.slots) - 1) {
-		switch s.slots[i] {
-		case 0:
-			return false
-		case h:
-			return true
-		}
-	}
+	_, held := s.find(h)
+	return held
 }
 
 // Match returns how many leading blocks of c the snapshot holds.
 func (s *Snapshot) Match(c Chain) int { return c.Longest(s.Has) }
 
-// All yields the blocks in preorder.
-func (s *Snapshot) All() iter.Seq[Hash] {
-	return func(yield func(Hash) bool) {
+// All yields the blocks, each with its parent or 0 where that is h_0, in an order
+// that tells nothing.
+func (s *Snapshot) All() iter.Seq2[Hash, Hash] { return s.Since(nil) }
+
+// Since yields those blocks of s, as All does, that old does not hold. Between two
+// snapshots of one tree it costs time in what has changed, and some nanoseconds a
+// page. What has gone is what old.Since(s) yields.
+func (s *Snapshot) Since(old *Snapshot) iter.Seq2[Hash, Hash] {
+	return func(yield func(h, parent Hash) bool) {
 		if s.Len() == 0 {
 			return
 		}
-		for b := s.data[len(s.data)-8*s.n:]; len(b) > 0; b = b[8:] {
-			if !yield(Hash(binary.LittleEndian.Uint64(b))) {
-				return
+		for k, p := range s.pages {
+			if old.Len() > 0 && k < len(old.pages) && old.pages[k] == p {
+				continue
+			}
+			for i, h := range p.hashes {
+				if h != 0 && !old.Has(h) && !yield(h, p.parents[i]) {
+					return
+				}
 			}
 		}
 	}
 }
 
-// AppendBinary appends the encoding to b. It is a copy: a snapshot is encoded
-// once, when it is taken.
-func (s *Snapshot) AppendBinary(b []byte) []byte {
-	if s.Len() == 0 {
-		return append(b, 0)
-	}
-	return append(b, s.data...)
+func (s *Snapshot) slots() uint { return uint(len(s.pages)) * pageSlots }
+
+// home is the slot where h stands unless others were there before.
+func (s *Snapshot) home(h Hash) uint {
+	i, _ := bits.Mul64(uint64(h)*s.mul, uint64(s.slots()))
+	return uint(i)
 }
 
-// DecodeSnapshot reads what AppendBinary wrote; b must hold nothing else, and
-// is not kept. Whatever b holds, it costs time and memory linear in len(b).
-func DecodeSnapshot(b []byte) (*Snapshot, error) {
-	count, at := uvarint(b)
-	switch {
-	case at <= 0:
-		return nil, errors.New("snapshot: no block count")
-	case count > MaxBlocks:
-		return nil, fmt.Errorf("snapshot: %d blocks, more than %d", count, MaxBlocks)
-	case count > uint64(len(b)-at)/9:
-		return nil, fmt.Errorf("snapshot: %d blocks in %d bytes", count, len(b)-at)
+func (s *Snapshot) after(i uint) uint {
+	if i++; i < s.slots() {
+		return i
 	}
-	n, depth := int(count), uint64(0)
-	for i := range n {
-		up, width := uvarint(b[at:])
-		if width <= 0 || up > depth {
-			return nil, fmt.Errorf("snapshot: block %d has no parent", i)
-		}
-		at += width
-		depth += 1 - up
-	}
-	if len(b)-at != 8*n {
-		return nil, fmt.Errorf("snapshot: %d bytes of hashes for %d blocks", len(b)-at, n)
-	}
-	s := &Snapshot{data: append([]byte(nil), b...), n: n}
-	if !s.fill() {
-		return nil, errors.New("snapshot: a block is named twice, or zero")
-	}
-	return s, nil
+	return 0
 }
 
-// uvarint is binary.Uvarint that takes only the shortest form of a number, so
-// that a set in an order has one encoding.
-func uvarint(b []byte) (v uint64, width int) {
-	v, width = binary.Uvarint(b)
-	if width > 1 && b[width-1] == 0 {
-		return 0, -1
+func (s *Snapshot) hash(i uint) Hash   { return s.pages[i/pageSlots].hashes[i%pageSlots] }
+func (s *Snapshot) parent(i uint) Hash { return s.pages[i/pageSlots].parents[i%pageSlots] }
+
+// find returns the slot of h, or the empty one that it would take. There is one:
+// a table is never full.
+func (s *Snapshot) find(h Hash) (slot uint, held bool) {
+	i := s.home(h)
+	for {
+		if v := s.pages[i/pageSlots].hashes[i%pageSlots]; v == h || v == 0 {
+			return i, v != 0
+		}
+		i = s.after(i)
 	}
-	return v, width
 }
 
-// encode takes a snapshot of the tree.
-func (t *Tree) encode() *Snapshot {
-	n := len(t.index)
-	levels := binary.AppendUvarint(make([]byte, 0, 9*n+n/128+binary.MaxVarintLen32), uint64(n))
-	hashes := make([]byte, 0, 8*n)
-	up := uint64(0)
-	for i := t.blocks[0].child; i != 0; {
-		levels = binary.AppendUvarint(levels, up)
-		hashes = binary.LittleEndian.AppendUint64(hashes, uint64(t.blocks[i].hash))
-		if up = 0; t.blocks[i].child != 0 {
-			i = t.blocks[i].child
-			continue
-		}
-		up = 1
-		for i != 0 && t.blocks[i].next == 0 {
-			i = t.blocks[i].parent
-			up++
-		}
-		i = t.blocks[i].next
-	}
-	s := &Snapshot{data: append(levels, hashes...), n: n}
-	if !s.fill() {
-		panic("prefix: a tree names a block twice")
-	}
-	return s
+// A draft is a snapshot in the making. The pages that it shares with the last one
+// taken are copied before they change.
+type draft struct {
+	Snapshot
+	shared []*page
 }
 
-// fill builds the table and reports whether all hashes are different and not
-// zero. The hashes pick their slots through a multiplier drawn from all of them
-// together, so that bytes made to collide cannot make it slow.
-func (s *Snapshot) fill() bool {
-	if s.n == 0 {
-		return true
-	}
-	width := bits.Len(uint(2*s.n - 1))
-	s.slots = make([]Hash, 1<<width)
-	s.shift = 64 - width
-	s.mul = xxh3.Hash(s.data) | 1
-	for h := range s.All() {
-		i := s.slot(h)
-		for s.slots[i] != 0 && s.slots[i] != h {
-			i = (i + 1) & (len(s.slots) - 1)
-		}
-		if s.slots[i] == h || h == 0 {
-			return false
-		}
-		s.slots[i] = h
-	}
-	return true
+// take returns what the draft holds now. The draft may change on.
+func (d *draft) take() *Snapshot {
+	d.shared = slices.Clone(d.pages)
+	return &Snapshot{pages: d.shared, n: d.n, mul: d.mul}
 }
 
-func (s *Snapshot) slot(h Hash) int { return int(uint64(h) * s.mul >> s.shift) }
+// put adds a block and reports whether it was not held. A table is at most two
+// thirds full, and a third once it had to grow.
+func (d *draft) put(h, parent Hash) bool {
+	if 3*uint(d.n) >= 2*d.slots() {
+		mul := d.mul
+		for h := range d.All() {
+			mul = bits.RotateLeft64(mul^uint64(h), 29) * 0x9e3779b97f4a7c15
+		}
+		d.resize(2*d.n+1, mul)
+	}
+	i, held := d.find(h)
+	if !held {
+		d.set(i, h, parent)
+		d.n++
+	}
+	return !held
+}
+
+// drop removes a block that is held. What stands behind it moves up, so that no
+// empty slot parts a block from its home.
+func (d *draft) drop(h Hash) {
+	hole, _ := d.find(h)
+	for i := d.after(hole); d.hash(i) != 0; i = d.after(i) {
+		if d.way(d.home(d.hash(i)), i) >= d.way(hole, i) {
+			d.set(hole, d.hash(i), d.parent(i))
+			hole = i
+		}
+	}
+	d.set(hole, 0, 0)
+	d.n--
+}
+
+// way is how many slots lie from one to another, around the end.
+func (d *draft) way(from, to uint) uint {
+	if to < from {
+		to += d.slots()
+	}
+	return to - from
+}
+
+func (d *draft) set(i uint, h, parent Hash) {
+	k := i / pageSlots
+	if k < uint(len(d.shared)) && d.shared[k] == d.pages[k] {
+		own := *d.pages[k]
+		d.pages[k] = &own
+	}
+	d.pages[k].hashes[i%pageSlots], d.pages[k].parents[i%pageSlots] = h, parent
+}
+
+// resize makes a table for so many blocks. Its multiplier is to be drawn from what
+// it will hold, so that hashes made to collide cannot make it slow.
+func (d *draft) resize(blocks int, mul uint64) {
+	old := d.Snapshot
+	pages := make([]page, 3*blocks/2/pageSlots+1)
+	*d = draft{Snapshot: Snapshot{pages: make([]*page, len(pages)), mul: mul | 1}}
+	for k := range pages {
+		d.pages[k] = &pages[k]
+	}
+	for h, parent := range old.All() {
+		d.put(h, parent)
+	}
+}

@@ -5,7 +5,7 @@ package prefix
 // the least recently used leaf goes (the paper's evictLRUTrie).
 //
 // One node writes it and nobody else: it is not safe for concurrent use. A block
-// costs about 48 bytes plus its entry in a map. Create it with NewTree.
+// costs about 100 bytes. Create it with NewTree.
 type Tree struct {
 	maxUnits  int64
 	maxBlocks int
@@ -15,7 +15,8 @@ type Tree struct {
 	blocks []block // blocks[0] is h_0: parent of first blocks, and both ends of the age list
 	free   int32   // removed blocks, linked by next
 
-	snapshot *Snapshot // of the present set, nil when it is not taken yet
+	draft    draft     // of the next snapshot: the present set
+	snapshot *Snapshot // of it, nil while none is taken
 }
 
 type block struct {
@@ -53,7 +54,7 @@ func (t *Tree) Clear() {
 	t.units, t.free = 0, 0
 	t.index = map[Hash]int32{}
 	t.blocks = make([]block, 1)
-	t.snapshot = nil
+	t.draft, t.snapshot = draft{}, nil
 }
 
 // Len returns the number of blocks held.
@@ -142,11 +143,12 @@ func (t *Tree) SetMaxTokens(n int) (evicted int) {
 }
 
 // Snapshot returns the blocks held now. While they do not change it returns the
-// same pointer; touching a block is not a change. A new one costs time linear in
-// the tree's size, about 2 ms for 100,000 blocks.
+// same pointer; touching a block is not a change. A new one costs what changed
+// since the last, some 300 ns a block, and a copy of the list of pages, 8 bytes for
+// every 10 to 20 blocks held.
 func (t *Tree) Snapshot() *Snapshot {
 	if t.snapshot == nil {
-		t.snapshot = t.encode()
+		t.snapshot = t.draft.take()
 	}
 	return t.snapshot
 }
@@ -178,6 +180,7 @@ func (t *Tree) add(parent int32, h Hash) int32 {
 	t.blocks[parent].child = i
 	t.touch(i)
 	t.index[h] = i
+	t.draft.put(h, t.blocks[parent].hash)
 	t.snapshot = nil
 	return i
 }
@@ -197,6 +200,7 @@ func (t *Tree) remove(i int32) {
 	t.blocks[i] = block{next: t.free}
 	t.free = i
 	delete(t.index, b.hash)
+	t.draft.drop(b.hash)
 	t.units -= b.units
 	t.snapshot = nil
 }
