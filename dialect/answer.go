@@ -55,6 +55,8 @@ type Scanner struct {
 	known     bool
 	generated int
 	guessed   bool
+	finished  bool // the engine gave a reason for the end
+	mixed     bool // there was more than the text of one choice
 	began     bool
 	ended     bool
 }
@@ -182,7 +184,7 @@ func (s *Scanner) dispatch() {
 
 // object takes one JSON value of an answer, a piece of a stream or the whole.
 func (s *Scanner) object(data []byte) {
-	if s.doc.parse(data) != nil {
+	if err := s.doc.parse(data); err != nil {
 		s.began, s.cut = true, true
 		return
 	}
@@ -240,6 +242,12 @@ func (s *Scanner) Text() (text string, complete bool) {
 // Generated returns of how many tokens Text is, and whether the engine said so.
 // If it did not, each piece of text counts as one.
 func (s *Scanner) Generated() (tokens int, exact bool) { return s.generated, !s.guessed }
+
+// Resumable says that what has come of the stream is text and nothing else, such
+// as reasoning, calls of tools or further choices, and that it has not finished.
+func (s *Scanner) Resumable() bool {
+	return s.framing == events && !s.cut && !s.mixed && !s.finished && !s.ended
+}
 
 // Ended says whether the stream said that it is whole.
 func (s *Scanner) Ended() bool { return s.ended }

@@ -37,13 +37,22 @@ func (s *Scanner) choice(v value) (text bool) {
 			holder = m
 		case "text":
 			said = m
+		case "finish_reason":
+			s.finished = s.finished || !d.null(m)
 		}
 	}
 	if n, ok := d.integer(index); ok && n != 0 {
+		s.mixed = true
 		return false
 	}
-	if holder.given() {
-		said = d.member(holder, "content")
+	for key, m := range d.members(holder) {
+		switch string(key) {
+		case "content":
+			said = m
+		case "role":
+		default:
+			s.mixed = s.mixed || !d.empty(m)
+		}
 	}
 	return s.add(said)
 }

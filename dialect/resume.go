@@ -77,10 +77,10 @@ func (p *prompt) plan(d Dialect, f fields) plan {
 	kind := byte('"')
 	if d == Chat {
 		prompt, kind = f.messages, '['
-	} else if d != Completion || f.maxTokens == (value{}) {
+	} else if d != Completion || p.null(f.maxTokens) {
 		return plan{} // without max_tokens, completions end after what each engine finds fit
 	}
-	if p.kind(prompt) != kind || !p.zero(f.temperature) {
+	if p.kind(prompt) != kind || !p.equals(f.temperature, 0) {
 		return plan{}
 	}
 	for key, v := range p.members(p.root()) {
@@ -112,22 +112,22 @@ func (p *prompt) plain(key string, v value) bool {
 		"top_p", "top_k", "min_p", "seed", "cache_salt", "user", "metadata", "priority":
 		return true
 	case "n", "best_of", "repetition_penalty":
-		return p.null(v) || strings.TrimRight(string(p.raw(v)), ".0") == "1"
+		return p.null(v) || p.equals(v, 1)
 	case "frequency_penalty", "presence_penalty", "min_tokens":
-		return p.null(v) || p.zero(v)
+		return p.null(v) || p.equals(v, 0)
 	case "echo", "stop", "stop_token_ids", "suffix", "tools", "logit_bias", "logprobs", "ignore_eos":
 		return p.empty(v)
 	}
 	return p.null(v)
 }
 
-// zero says whether v is a number that is zero.
-func (p *prompt) zero(v value) bool {
+// equals says whether v is a number of this value.
+func (p *prompt) equals(v value, want float64) bool {
 	if !p.number(v) {
 		return false
 	}
 	x, err := strconv.ParseFloat(string(p.raw(v)), 64)
-	return err == nil && x == 0
+	return err == nil && x == want
 }
 
 // An edit puts text in the place of a part of a body.
