@@ -28,18 +28,18 @@ var layers = map[string][]string{
 	"node":            {"prefix", "route", "gossip"},
 	"emulate":         {"prefix"},
 	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
-	"engine":          {"prefix"},
-	"engine/openai":   {"engine"},
+	"engine":          {},
+	"engine/openai":   {"dialect"},
 	"engine/builtin":  {"engine/openai"},
-	"engine/emulated": {"prefix", "tokens", "emulate", "engine", "engine/openai"},
+	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/openai"},
 	"mesh":            {"gossip"},
 	"mesh/memnet":     {},
 	"report":          {},
 	"workload":        {"prefix", "tokens"},
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
-	"daemon":          {"prefix", "route", "gossip", "node", "engine", "mesh"},
+	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "mesh"},
 	"cases":           {},
-	"cmd/hearsay":     {"prefix", "tokens", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
+	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

@@ -2,9 +2,9 @@
 // clock, the one lock, HTTP in and out. A request goes through it in a straight
 // line (serve.go):
 //
-//	read and bound the body -> engine.Read -> prefix.NewChain -> node.Route
+//	read and bound the body -> dialect.Read -> prefix.NewChain -> node.Route
 //	-> here: the engine | there: forward once, with the hop header
-//	-> no first byte: node.Failed, and Route again without that peer
+//	-> no answer worth passing on: set aside, and Route again without that node
 //	-> relay to the client -> node.Served
 //
 // Three rules make every answer right whatever the peers' trees are thought to
@@ -15,6 +15,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -42,12 +43,24 @@ type Config struct {
 	API    net.Listener      // where clients come in
 	Key    prefix.Key        // the cluster's secret: nodes with different keys share no names
 
-	BodyMax        int64         // bytes of one request's body; default 32 MiB
-	BodiesMax      int64         // bytes of all requests that wait for an answer to begin; default 512 MiB
-	InFlightMax    int           // requests at the engine at a time, waiting and running; default 256
-	ForwardsMax    int           // peers tried for one request before it is served here; default 3
-	ForwardTimeout time.Duration // from a forward to its first body byte, or all of a short answer; default 10 min
-	DrainTimeout   time.Duration // how long a shutdown waits for running requests; default 30 s
+	APIKeys     []string          // of which a client has to send one; none: anyone may come in
+	ForwardKeys bool              // send a client's key on to its engine all the same
+	EngineKey   string            // sent to the engine in the place of a client's; none: the client's
+	Aliases     map[string]string // names for models of the engine
+	AnyModel    bool              // the engine serves whatever name it is asked for
+
+	BodyMax          int64         // bytes of one request's body; default 32 MiB
+	BodiesMax        int64         // bytes of all requests that wait for an answer to begin; default 512 MiB
+	InFlightMax      int           // requests at the engine at a time, waiting and running; default 256
+	ForwardsMax      int           // peers tried for one request before it is served here; default 3
+	NoReplay         bool          // never repeat what an engine may have worked on
+	FirstByteTimeout time.Duration // from a request to its answer's first body byte, or all of a short answer; default 10 min
+	IdleTimeout      time.Duration // from one piece of an answer to the next; default 5 min
+	DrainTimeout     time.Duration // how long a shutdown waits for running requests; default 30 s
+
+	HealthInterval  time.Duration // between two probes of the engine; default 2 s
+	HealthFailures  int           // probes in a row that have to fail before it counts as down; default 3
+	HealthSuccesses int           // probes in a row that have to succeed before it is back; default 1
 
 	Log *slog.Logger // default slog.Default()
 }
@@ -57,8 +70,12 @@ func (c *Config) setDefaults() {
 	c.BodiesMax = max(cmp.Or(c.BodiesMax, 512<<20), c.BodyMax)
 	c.InFlightMax = cmp.Or(c.InFlightMax, 256)
 	c.ForwardsMax = cmp.Or(c.ForwardsMax, 3)
-	c.ForwardTimeout = cmp.Or(c.ForwardTimeout, 10*time.Minute)
+	c.FirstByteTimeout = cmp.Or(c.FirstByteTimeout, 10*time.Minute)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 5*time.Minute)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	c.HealthInterval = cmp.Or(c.HealthInterval, 2*time.Second)
+	c.HealthFailures = cmp.Or(c.HealthFailures, 3)
+	c.HealthSuccesses = cmp.Or(c.HealthSuccesses, 1)
 	c.Log = cmp.Or(c.Log, slog.Default())
 	c.Node = c.Node.WithDefaults()
 	if c.Node.Rand == nil {
@@ -83,24 +100,21 @@ type Daemon struct {
 	api     *http.Server
 	metrics *metrics
 	bodies  *semaphore.Weighted // of Config.BodiesMax
-	running sync.WaitGroup      // requests
+	apiKeys map[[sha256.Size]byte]struct{}
+	wake    chan struct{} // has the engine probed at once
+	gone    *sync.Cond    // on mu: a request has ended
 
 	// mu guards what follows. It is taken in the method locked, and never held
 	// across I/O.
-	mu        sync.Mutex
-	node      *node.Node
-	inFlight  int                   // requests at this node's engine
-	engineErr error                 // why it did not answer last time
-	forwards  map[*forward]struct{} // waiting for a peer's first byte
-	closing   bool                  // leaving: not ready
-	drained   bool                  // the time for what runs is over
-	closed    bool                  // takes no request
-}
-
-// A forward waits for the first byte of a peer's answer.
-type forward struct {
-	peer   string
-	cancel context.CancelCauseFunc
+	mu       sync.Mutex
+	node     *node.Node
+	health   health
+	running  int                   // requests at this node
+	inFlight int                   // of them, those at its engine
+	forwards map[*forward]struct{} // of them, those waiting for a peer's first byte
+	closing  bool                  // leaving: not ready
+	drained  bool                  // the time for what runs is over
+	closed   bool                  // takes no request
 }
 
 // New checks the configuration and joins the mesh: rumors and forwarded
@@ -125,7 +139,13 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		log:      cfg.Log,
 		node:     node.New(cfg.Node),
 		bodies:   semaphore.NewWeighted(cfg.BodiesMax),
+		apiKeys:  map[[sha256.Size]byte]struct{}{},
+		wake:     make(chan struct{}, 1),
 		forwards: map[*forward]struct{}{},
+	}
+	d.gone = sync.NewCond(&d.mu)
+	for _, key := range cfg.APIKeys {
+		d.apiKeys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
 	d.metrics = newMetrics(d)
 	d.api = &http.Server{
@@ -137,11 +157,11 @@ func newDaemon(cfg Config) (*Daemon, error) {
 	}
 	m := cfg.Mesh
 	m.Name, m.Log = cfg.Node.Name, cfg.Log
-	forwarded := http.NewServeMux()
-	forwarded.HandleFunc("/v1/", d.serveForwarded) // as for clients: the rest of an engine is its operator's
-	m.Handler = forwarded
+	m.Handler = http.HandlerFunc(d.serveForwarded)
 	m.OnRumor = func(r gossip.Rumor) {
-		d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
+		d.careful("a rumor", func() {
+			d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
+		})
 	}
 	m.OnLeave = func(peer string, died bool) {
 		what := "peer left"
@@ -176,36 +196,54 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
+		d.probeEvery(ctx)
+		return nil
+	})
+	group.Go(func() error {
 		<-ctx.Done()
 		return d.shutdown()
 	})
 	return group.Wait()
 }
 
-// speakEvery is the heartbeat of the node: each poll interval it says what its
-// tree holds (the paper's sendTrie), and gives up on forwards to peers that
-// have fallen silent (section 3.3).
+// speakEvery is the heartbeat of the node.
 func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		var rumor gossip.Rumor
-		leaving := d.leavingPeers()
-		d.locked(func(now time.Time, n *node.Node) {
-			rumor = n.Speak(now)
-			for f := range d.forwards {
-				if n.Suspected(now, f.peer) && !leaving[f.peer] {
-					f.cancel(errSilent)
-				}
-			}
-		})
-		d.mesh.Broadcast(rumor)
+		d.careful("the heartbeat", d.speak)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// speak says what the tree holds (the paper's sendTrie), and gives up on forwards
+// to peers that have fallen silent (section 3.3).
+func (d *Daemon) speak() {
+	var rumor gossip.Rumor
+	leaving := d.leavingPeers()
+	d.locked(func(now time.Time, n *node.Node) {
+		rumor = n.Speak(now)
+		for f := range d.forwards {
+			if n.Suspected(now, f.peer) && !leaving[f.peer] {
+				f.cancel(errSilent)
+			}
+		}
+	})
+	d.mesh.Broadcast(rumor)
+}
+
+// careful runs f, and survives a fault of this program in it.
+func (d *Daemon) careful(where string, f func()) {
+	defer func() {
+		if v := recover(); v != nil {
+			d.panicked(where, v)
+		}
+	}()
+	f()
 }
 
 // leavingPeers are those that said goodbye: silent, but they finish what they
@@ -220,14 +258,20 @@ func (d *Daemon) leavingPeers() map[string]bool {
 	return leaving
 }
 
-// shutdown takes nothing new, from peers or from clients, waits for what runs as
-// long as DrainTimeout allows, and then ends it.
+// shutdown tells peers at once to send nothing more, waits for what runs as long as
+// DrainTimeout allows, says goodbye, and then ends everything. While it waits, what
+// clients still send is served by peers where they can.
 func (d *Daemon) shutdown() error {
 	running := 0
-	d.locked(func(time.Time, *node.Node) { d.closing, running = true, d.inFlight })
+	d.locked(func(_ time.Time, n *node.Node) {
+		d.closing, running = true, d.running
+		n.SetDown(true)
+	})
 	d.log.Info("leaving", "requests", running, "timeout", d.cfg.DrainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.DrainTimeout)
 	defer cancel()
+	d.api.SetKeepAlivesEnabled(false) // so that clients look for another node
+	d.drain(ctx)
 	var sides errgroup.Group
 	sides.Go(func() error {
 		if err := d.mesh.Leave(ctx); err != nil {
@@ -246,19 +290,43 @@ func (d *Daemon) shutdown() error {
 	err := sides.Wait()
 	d.locked(func(time.Time, *node.Node) { d.drained = true })
 	err = errors.Join(err, d.mesh.Close())
-	d.locked(func(time.Time, *node.Node) { d.closed = true })
-	d.running.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for d.running > 0 {
+		d.gone.Wait()
+	}
 	return err
 }
 
-// enter admits a request, which calls running.Done at its end.
+// drain speaks on until no request is left, or ctx is done.
+func (d *Daemon) drain(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var speaking sync.WaitGroup
+	speaking.Go(func() { d.speakEvery(ctx, d.cfg.Node.Poll) })
+	defer speaking.Wait()
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { d.locked(func(time.Time, *node.Node) { d.gone.Broadcast() }) })()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.running > 0 && ctx.Err() == nil {
+		d.gone.Wait()
+	}
+}
+
+// enter admits a request, which calls leave at its end.
 func (d *Daemon) enter() (ok bool) {
 	d.locked(func(time.Time, *node.Node) {
 		if ok = !d.closed; ok {
-			d.running.Add(1)
+			d.running++
 		}
 	})
 	return ok
+}
+
+func (d *Daemon) leave() {
+	d.locked(func(time.Time, *node.Node) { d.running-- })
+	d.gone.Broadcast()
 }
 
 // locked runs f with the node, at one instant. f must not block.

@@ -206,9 +206,9 @@ func TestAtMostOneHop(t *testing.T) {
 		c := newCluster(t, 2, s.engineOf, longest)
 		c.complete("n2", prompt("law", 40))
 		time.Sleep(time.Second)
-		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+host("n1")+apiPort+"/v1/completions", strings.NewReader(completionBody(prompt("law", 40), 1)))
-		req.Header.Set(hopHeader, "n9")
-		resp, err := c.client.Do(req)
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://peer/v1/completions", strings.NewReader(completionBody(prompt("law", 40), 1)))
+		req.Header.Set(hopHeader, "n2")
+		resp, err := c.nodes["n2"].mesh.RoundTrip("n1", req)
 		if err != nil {
 			t.Fatal(err)
 		}

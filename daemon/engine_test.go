@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine"
 )
 
@@ -87,7 +88,8 @@ func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
-	p, err := engine.Read(r.URL.Path, body)
+	at, _ := dialect.Lookup(r.URL.Path)
+	p, err := dialect.Read(at, body)
 	if err != nil {
 		http.Error(w, `{"error":{"message":"unreadable"}}`, http.StatusBadRequest)
 		return

@@ -1,13 +1,17 @@
 package daemon
 
 import (
-	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hearsay-project/hearsay/node"
 )
 
 // Whatever a peer does before the first byte of a body, the client gets an
@@ -157,8 +161,12 @@ func TestEngineDownBesideOthers(t *testing.T) {
 				t.Errorf("%d from %q: %s", r.status, r.header.Get(nodeHeader), r.body)
 			}
 		}
-		if s := c.nodes["n1"].Status(); s.PausedMS <= 0 || !strings.Contains(s.EngineError, "connection refused") {
-			t.Errorf("the node asks for no pause, or does not say why: %+v", s)
+		if s := c.nodes["n1"].Status(); s.EngineState != "down" || !strings.Contains(s.EngineError, "connection refused") {
+			t.Errorf("the node does not say what is wrong: %+v", s)
+		}
+		time.Sleep(time.Second)
+		if p := c.nodes["n2"].Status().Peers[0]; p.State != string(node.Down) {
+			t.Errorf("n2 believes of n1: %+v", p)
 		}
 	})
 }
@@ -166,7 +174,7 @@ func TestEngineDownBesideOthers(t *testing.T) {
 type downEngine struct{}
 
 func (downEngine) RoundTrip(*http.Request) (*http.Response, error) {
-	return nil, errors.New("connection refused")
+	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 }
 
 // A node that shuts down finishes what it streams, and its peers send nothing
@@ -200,32 +208,42 @@ func TestGracefulShutdown(t *testing.T) {
 	})
 }
 
-// What a peer rejects may still be served here, where limits and models may be
-// others; what is wrong everywhere is rejected by the engine of this node.
-func TestPeerRejects(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s := stubs{}
-		c := newCluster(t, 2, s.engineOf, longest)
-		c.complete("n2", prompt("law", 40))
-		time.Sleep(time.Second)
-		reject := func(w http.ResponseWriter) bool {
-			http.Error(w, `{"error":{"message":"no such model"}}`, http.StatusNotFound)
-			return true
-		}
-		s["n2"].set(func(b *behaviour) { b.fail = reject })
-		if r := c.complete("n1", prompt("law", 40)); r.status != 200 || r.header.Get(nodeHeader) != "n1" || r.header.Get(reasonHeader) != "n2 rejects it" {
-			t.Errorf("%d from %q: %q", r.status, r.header.Get(nodeHeader), r.header.Get(reasonHeader))
-		}
-		for _, p := range c.nodes["n1"].Status().Peers {
-			if p.Failures > 0 {
-				t.Error("a peer that rejected a request is doubted")
-			}
-		}
-		s["n1"].set(func(b *behaviour) { b.fail = reject })
-		if r := c.complete("n1", prompt("law", 50)); r.status != 404 || !strings.Contains(string(r.body), "no such model") {
-			t.Errorf("%d %s", r.status, r.body)
-		}
-	})
+// What an engine says against a request is the answer, wherever it was asked, and
+// no fault of its node; only a model that is gone there is looked for elsewhere.
+func TestEngineRejects(t *testing.T) {
+	for _, test := range []struct {
+		status int
+		served string
+	}{{400, "n2"}, {401, "n2"}, {413, "n2"}, {422, "n2"}, {404, "n1"}} {
+		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s := stubs{}
+				c := newCluster(t, 2, s.engineOf, longest)
+				c.complete("n2", prompt("law", 40))
+				time.Sleep(time.Second)
+				const words = `{"error":{"message":"the engine's own words"}}`
+				reject := func(w http.ResponseWriter) bool {
+					w.WriteHeader(test.status)
+					_, _ = io.WriteString(w, words)
+					return true
+				}
+				s["n2"].set(func(b *behaviour) { b.fail = reject })
+				r := c.complete("n1", prompt("law", 40))
+				if got := r.header.Get(nodeHeader); got != test.served || got == "n2" && (r.status != test.status || string(r.body) != words) {
+					t.Errorf("%d from %q: %s", r.status, got, r.body)
+				}
+				for _, p := range c.nodes["n1"].Status().Peers {
+					if p.Failures > 0 {
+						t.Error("a peer whose engine rejected a request is doubted")
+					}
+				}
+				s["n1"].set(func(b *behaviour) { b.fail = reject })
+				if r := c.complete("n1", prompt("law", 50)); r.status != test.status || string(r.body) != words {
+					t.Errorf("everywhere: %d %s", r.status, r.body)
+				}
+			})
+		})
+	}
 }
 
 // A node that leaves finishes what peers have sent it, before its first byte too.

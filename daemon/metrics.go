@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +20,7 @@ type metrics struct {
 	actualTokens   prometheus.Counter
 	ttft           *prometheus.HistogramVec
 	failures       *prometheus.CounterVec
+	panics         prometheus.Counter
 }
 
 func newMetrics(d *Daemon) *metrics {
@@ -41,15 +44,19 @@ func newMetrics(d *Daemon) *metrics {
 		}),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "hearsay_ttft_seconds",
-			Help:    "Time from a prompt's arrival to the first byte of its answer's body, by hop; of answers that were whole.",
+			Help:    "Time from a prompt's arrival to the first piece of its answer that is no comment, by hop; of answers that were whole.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"hop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "hearsay_failures_total",
 			Help: "Requests that got no first byte, by the node that failed: a peer, or this one.",
 		}, []string{"node"}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "hearsay_panics_total",
+			Help: "Faults of this program that cost one request or one rumor; the log says where.",
+		}),
 	}
-	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures,
+	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures, m.panics,
 		stateCollector{d}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -74,10 +81,19 @@ func (d *Daemon) book(q *request, res result) {
 		d.metrics.actualTokens.Add(float64(res.usage.Cached))
 	}
 	d.log.Info("request",
-		"path", q.http.URL.Path, "outcome", res.outcome, "status", res.status,
-		"hop", hop, "node", decision.Node, "reason", decision.Reason,
+		"request_id", brief(q.http.Header.Get(requestIDHeader)), "trace_id", traceID(q.http.Header),
+		"path", cmp.Or(q.endpoint.Route, "unknown"), "model", brief(q.read.Model), "outcome", res.outcome, "status", res.status,
+		"hop", hop, "node", decision.Node, "reason", decision.Reason, "tries", len(q.tried)+1,
 		"prompt_tokens", res.usage.Prompt, "expected_tokens", decision.Expected, "cached_tokens", res.usage.Cached,
 		"ttft_ms", milliseconds(res.ttft), "total_ms", milliseconds(time.Since(q.arrived)))
+}
+
+// brief bounds what a client can put into a line of the log.
+func brief(s string) string {
+	if len(s) > 128 {
+		s = strings.ToValidUTF8(s[:128], "") + "..."
+	}
+	return s
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -95,6 +111,7 @@ var (
 	descPauses     = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
 	descBlocks     = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
 	descTokens     = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
+	descReady      = desc("hearsay_engine_ready", "1 if the engine answers probes and generates.")
 	descPeerAge    = desc("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
 	descPeerBlocks = desc("hearsay_peer_tree_blocks", "Blocks in a peer's tree as it last told.", "peer")
 	descPeerQueue  = desc("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
@@ -117,6 +134,11 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	emit(prometheus.CounterValue, descPauses, float64(s.Pauses))
 	emit(prometheus.GaugeValue, descBlocks, float64(s.TreeBlocks))
 	emit(prometheus.GaugeValue, descTokens, float64(s.TreeTokens))
+	ready := 0.0
+	if s.EngineState == "ready" {
+		ready = 1
+	}
+	emit(prometheus.GaugeValue, descReady, ready)
 	for _, p := range s.Peers {
 		if p.RumorAgeMS >= 0 {
 			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)

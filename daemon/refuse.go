@@ -12,38 +12,96 @@ import (
 	"github.com/hearsay-project/hearsay/node"
 )
 
+// Why this node itself refuses a request.
+var (
+	errHeld     = errors.New("requests that wait hold all the memory they may")
+	errClosed   = errors.New("the node has shut down")
+	errNotFound = errors.New("there is nothing here")
+	errPanic    = errors.New("this node failed at the request")
+)
+
+// An unreadableError is a body that is refused rather than passed on unread.
+type unreadableError struct{ error }
+
+// The codes of errors that tell a peer something too, in refusedHeader: that no
+// engine has seen the request.
+const (
+	codeFull        = "queue_full"
+	codeHeld        = "memory_full"
+	codeClosed      = "shutting_down"
+	codeNoModel     = "model_not_found"
+	codeTooLarge    = "request_too_large"
+	codeStuck       = "engine_stuck"
+	codeUnavailable = "engine_unavailable"
+)
+
+// refusal is an error of this node's own: what a client is told.
+type refusal struct {
+	status  int
+	code    string
+	message string
+	retry   bool // it may pass
+	unseen  bool // no engine has seen the request
+}
+
+// explain finds the words for err. reading says that the request was not read yet.
+func (d *Daemon) explain(err error, q *request) refusal {
+	var tooLarge *http.MaxBytesError
+	var noModel *noModelError
+	var unreadable *unreadableError
+	var failed *failure
+	switch {
+	case errors.Is(err, errNotFound):
+		return refusal{404, "not_found", "there is nothing at this path; an engine's API is under /v1/", false, false}
+	case errors.As(err, &noModel):
+		return refusal{404, codeNoModel, noModel.Error(), false, true}
+	case errors.As(err, &tooLarge):
+		return refusal{413, codeTooLarge, fmt.Sprintf("the request's body is larger than %d bytes", tooLarge.Limit), false, true}
+	case errors.As(err, &unreadable):
+		return refusal{400, "unreadable_body", "the request's body cannot be served: " + unreadable.Error(), false, false}
+	case errors.Is(err, os.ErrDeadlineExceeded) && q.body == nil:
+		return refusal{408, "request_timeout", fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout), false, true}
+	case errors.Is(err, errFull):
+		return refusal{429, codeFull, "this node's queue is full and no peer took the request; try again later", true, true}
+	case errors.Is(err, errHeld):
+		return refusal{429, codeHeld, errHeld.Error() + " at this node; try again later", true, true}
+	case errors.Is(err, errClosed):
+		return refusal{503, codeClosed, errClosed.Error(), true, true}
+	case errors.Is(err, errStuck):
+		return refusal{503, codeStuck, errStuck.Error() + "; try again later", true, true}
+	case errors.Is(err, errPanic):
+		return refusal{500, "internal_error", errPanic.Error() + "; its log says where", false, false}
+	case errors.Is(err, errTimeout):
+		return refusal{504, "timeout", fmt.Sprintf("no answer began within %v", d.cfg.FirstByteTimeout), false, false}
+	case !q.wasRead:
+		return refusal{400, "unreadable_body", err.Error(), false, false}
+	}
+	unseen := errors.As(err, &failed) && !failed.ran
+	return refusal{502, codeUnavailable, err.Error(), unseen, unseen}
+}
+
 // refuse answers with an error of this node's own, in OpenAI's shape.
 func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
-	res := result{outcome: outcomeRefused, decision: node.Decision{Node: d.cfg.Node.Name, Self: true}}
-	code, message := "engine_unavailable", err.Error()
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		res.status, code = http.StatusRequestEntityTooLarge, "request_too_large"
-		message = fmt.Sprintf("the request's body is larger than %d bytes", tooLarge.Limit)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		res.status, code = http.StatusRequestTimeout, "request_timeout"
-		message = fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout)
-	case errors.Is(err, errFull):
-		res.status, code = http.StatusTooManyRequests, "queue_full"
-		message = "this node's queue is full and no peer took the request; try again later"
-		w.Header().Set("Retry-After", "1")
-	case errors.Is(err, errHeld):
-		res.status, code = http.StatusTooManyRequests, "memory_full"
-		message = errHeld.Error() + " at this node; try again later"
-		w.Header().Set("Retry-After", "1")
-	case q.body == nil:
-		res.status, code = http.StatusBadRequest, "unreadable_body"
-	default:
-		res.status = http.StatusBadGateway
-		d.log.Error("request failed", "path", q.http.URL.Path, "err", err)
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) && q.body == nil {
+	r := d.explain(err, q)
+	res := result{outcome: outcomeRefused, status: r.status, decision: node.Decision{Node: d.cfg.Node.Name, Self: true, Reason: r.code}}
+	if errors.Is(err, io.ErrUnexpectedEOF) && !q.wasRead {
 		res.outcome = outcomeCancelled // the client left in mid-body
 	}
-	res.decision.Reason = code
+	if q.answered {
+		return res
+	}
+	q.answered = true
+	if r.status == http.StatusBadGateway {
+		d.log.Error("request failed", "request_id", q.http.Header.Get(requestIDHeader), "err", err)
+	}
+	if r.retry {
+		w.Header().Set("Retry-After", "1")
+	}
+	if r.unseen && q.hop != "" {
+		w.Header().Set(refusedHeader, r.code)
+	}
 	d.describe(w.Header(), q, res.decision)
-	writeError(w, res.status, code, message)
+	writeError(w, r.status, r.code, r.message)
 	return res
 }
 

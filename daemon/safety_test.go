@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/builtin"
 	"github.com/hearsay-project/hearsay/gossip"
@@ -157,7 +158,8 @@ func alone(t *testing.T, body string) string {
 
 // answerOf reads a completion: its text and how much of its prompt was cached.
 func answerOf(t *testing.T, body []byte) (text string, cached int) {
-	s := engine.NewScanner(http.Header{"Content-Type": {"application/json"}})
+	at, _ := dialect.Lookup("/v1/completions")
+	s := dialect.NewScanner(at, http.Header{"Content-Type": {"application/json"}}.Get)
 	_, _ = s.Write(body)
 	usage, known := s.Usage()
 	text, whole := s.Text()

@@ -2,112 +2,141 @@ package daemon
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
-	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
 )
 
-// Headers that hearsay adds.
-const (
-	hopHeader      = "Hearsay-Hop"             // on a forwarded request: the node that a client asked
-	nodeHeader     = "Hearsay-Node"            // on an answer: the node whose engine gave it
-	hopsHeader     = "Hearsay-Hops"            // on an answer: 0 or 1
-	reasonHeader   = "Hearsay-Reason"          // on an answer: why that node
-	expectedHeader = "Hearsay-Expected-Tokens" // on an answer: cached tokens that the estimate promised
-)
-
-// Why a node did not answer a request.
-var (
-	errSilent  = errors.New("its heartbeat stopped")
-	errTimeout = errors.New("no first byte within the forward timeout")
-	errFull    = errors.New("its queue is full")
-	errRejects = errors.New("it rejects the request")
-	errHeld    = errors.New("requests that wait hold all the memory they may")
-)
-
 // request is one request on its way through this node.
 type request struct {
-	http    *http.Request
-	arrived time.Time
-	hop     string // the node that a client asked, or "" where this one is it
+	http     *http.Request
+	endpoint dialect.Endpoint
+	arrived  time.Time
+	deadline time.Time // for the first byte of an answer, over all tries
+	hop      string    // the node that a client asked, or "" where this one is it
 
 	body []byte // until an answer has begun
 	held int64  // its share of Config.BodiesMax
 
-	// What routing reads; Chain is empty where there is nothing to route by. Of
-	// the prompt's text only the bytes after its last whole block are kept, which
-	// with the answer go on from the hash last.
-	route  node.Request
-	prompt engine.Prompt
-	last   prefix.Hash
-	stay   string // why it is to be served here, once that is settled
-}
+	// What was read of it, where it could be: of the prompt's text only the bytes
+	// after its last whole block are kept, which with the answer go on from the
+	// hash last. route.Chain is empty where there is nothing to route by.
+	read  dialect.Request
+	named bool // read is meaningful
+	route node.Request
+	last  prefix.Hash
 
-// serveClient answers a request of a client; serveForwarded one of a peer.
-func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request) {
-	d.serve(w, r, r.Header.Get(hopHeader))
-}
-
-func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
-	from := r.Header.Get(hopHeader)
-	if from == "" {
-		from = "unknown"
-	}
-	d.serve(w, r, from)
+	stay     string   // why it is to be served here, once that is settled
+	tried    []string // nodes
+	failed   *failure // the last of them, of which one that an engine gave words for is kept
+	replays  int      // tries after one that an engine may have worked on
+	wasRead  bool     // all of its body has come
+	answered bool     // the client has been sent a status
 }
 
 // serve sees a request through and books how it ended, once.
 func (d *Daemon) serve(w http.ResponseWriter, r *http.Request, from string) {
+	q := &request{http: r, arrived: time.Now(), hop: from}
+	q.deadline = q.arrived.Add(d.cfg.FirstByteTimeout)
 	if !d.enter() {
-		writeError(w, http.StatusServiceUnavailable, "shutting_down", "the node has shut down")
+		d.refuse(w, q, errClosed)
 		return
 	}
-	defer d.running.Done()
-	q := &request{http: r, arrived: time.Now(), hop: from}
+	defer d.leave()
 	defer d.release(q)
-	res := d.handle(w, q)
+	res := d.survive(w, q)
 	d.book(q, res)
 	if res.cut {
 		panic(http.ErrAbortHandler) // the one way to cut a client's connection
 	}
 }
 
-// handle is the way of every request. A node that fails before the first byte of
-// an answer is set aside, and the next one asked; this one may be asked twice, as
-// the last resort.
+// survive handles q; a fault of this program costs that one request.
+func (d *Daemon) survive(w http.ResponseWriter, q *request) (res result) {
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		d.panicked("a request", v)
+		if res = d.refuse(w, q, errPanic); q.answered {
+			res.outcome, res.cut = outcomeBroken, true
+		}
+	}()
+	return d.handle(w, q)
+}
+
+// panicked logs a fault of this program. The value of a panic may hold a client's
+// text; where it happened does not.
+func (d *Daemon) panicked(where string, v any) {
+	d.metrics.panics.Inc()
+	what := fmt.Sprintf("%T", v)
+	if err, ok := v.(interface{ RuntimeError() }); ok {
+		what = fmt.Sprint(err)
+	}
+	d.log.Error("hearsay is at fault: panic in "+where, "panic", what, "stack", string(debug.Stack()))
+}
+
+// handle is the way of every request. A node that gives no answer worth passing on
+// is set aside, and the next one asked, within one budget of tries and time.
 func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 	if err := d.read(w, q); err != nil {
 		return d.refuse(w, q, err)
 	}
-	var tried []string
+	if q.isModels() {
+		return d.serveModels(w, q)
+	}
+	if err := d.knowsModel(q); err != nil {
+		return d.refuse(w, q, err)
+	}
 	for {
-		decision := d.decide(q, tried)
-		answer, err := d.ask(q, decision)
+		decision := d.decide(q)
+		if slices.Contains(q.tried, decision.Node) {
+			return d.giveUp(w, q)
+		}
+		a, failed := d.ask(q, decision)
 		switch {
-		case err == nil:
-			defer answer.close()
+		case failed == nil:
+			defer a.close()
 			d.release(q)
-			return d.relay(w, q, decision, answer)
+			return d.relay(w, q, decision, a)
 		case q.http.Context().Err() != nil:
 			return result{outcome: d.cutShort(), decision: decision, cut: true}
-		case q.hop != "" || slices.Contains(tried, decision.Node):
-			return d.refuse(w, q, err)
 		}
-		d.setAside(q, decision, err)
-		tried = append(tried, decision.Node)
+		d.setAside(q, decision, failed)
+		if !d.mayTryAgain(q, failed) {
+			return d.giveUp(w, q)
+		}
 	}
+}
+
+// isModels says whether a client asks what the cluster serves.
+func (q *request) isModels() bool {
+	path := q.http.URL.Path
+	return q.http.Method == http.MethodGet && q.hop == "" && (path == modelsPath || strings.HasPrefix(path, modelsPath+"/"))
 }
 
 // read takes in the whole request, bounded in bytes and time, and names its prompt.
 func (d *Daemon) read(w http.ResponseWriter, q *request) error {
+	var ok bool
+	if q.endpoint, ok = endpoint(q.http.URL); !ok {
+		return errNotFound
+	}
+	if q.hop != "" {
+		if ms, err := strconv.ParseInt(q.http.Header.Get(deadlineHeader), 10, 64); err == nil && ms >= 0 && ms < int64(d.cfg.FirstByteTimeout/time.Millisecond) {
+			q.deadline = q.arrived.Add(time.Duration(ms) * time.Millisecond)
+		}
+	}
 	if q.http.ContentLength > d.cfg.BodyMax {
 		return &http.MaxBytesError{Limit: d.cfg.BodyMax} // before the client sends it
 	}
@@ -118,11 +147,11 @@ func (d *Daemon) read(w http.ResponseWriter, q *request) error {
 		return fmt.Errorf("read the request's body: %w", err)
 	}
 	_ = control.SetReadDeadline(time.Time{})
-	q.body = body
-	if q.http.Method == http.MethodPost && engine.Routed(q.http.URL.Path) {
-		d.name(q)
+	q.body, q.wasRead = body, true
+	if q.http.Method != http.MethodPost || !q.endpoint.NamesModel() {
+		return nil
 	}
-	return nil
+	return d.name(q)
 }
 
 // chargedReader takes a request's share of Config.BodiesMax as its bytes come, so
@@ -150,22 +179,50 @@ func (c *chargedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// name reads the prompt and names its prefixes.
-func (d *Daemon) name(q *request) {
-	p, err := engine.Read(q.http.URL.Path, q.body)
-	if err != nil {
-		d.log.Debug("request without a readable prompt", "err", err)
-		return
+// name reads the prompt and names its prefixes. What cannot be read is the engine's
+// to judge, and served here, unless it is one of the documented limits.
+func (d *Daemon) name(q *request) error {
+	p, err := dialect.Read(q.endpoint, q.body)
+	switch {
+	case errors.Is(err, dialect.ErrDepth), errors.Is(err, dialect.ErrDuplicateModel):
+		return &unreadableError{err}
+	case err != nil:
+		d.log.Debug("request without a readable prompt", "request_id", q.http.Header.Get(requestIDHeader), "err", err)
+		return nil
 	}
+	q.read, q.named = p, true
+	q.route.Model = d.canonicalModel(p.Model)
+	if !q.endpoint.Generates() {
+		return nil
+	}
+	p.Scope.Model = q.route.Model
 	root := d.cfg.Key.Root(p.Scope)
 	chain := prefix.NewChain(root, p.Text)
-	q.route = node.Request{Model: p.Scope.Model, Chain: chain, Bytes: len(p.Text)}
+	q.route.Chain, q.route.Bytes = chain, len(p.Text)
 	q.last = root
 	if len(chain) > 0 {
 		q.last = chain[len(chain)-1]
 	}
-	p.Text = bytes.Clone(p.Text[len(chain)*prefix.BlockBytes:])
-	q.prompt = p
+	q.read.Text = bytes.Clone(p.Text[len(chain)*prefix.BlockBytes:])
+	return nil
+}
+
+// knowsModel refuses what no live node serves, at once: a client's typing error is
+// no reason to ask every engine.
+func (d *Daemon) knowsModel(q *request) error {
+	if !q.named {
+		return nil
+	}
+	known := true
+	d.locked(func(now time.Time, n *node.Node) {
+		if known = n.ServesHere(q.read.Model); !known && q.hop == "" {
+			known = n.Serves(now, q.read.Model)
+		}
+	})
+	if known {
+		return nil
+	}
+	return &noModelError{q.read.Model, d.knownModels()}
 }
 
 // release gives up what the request holds of other requests' memory.
@@ -176,119 +233,87 @@ func (d *Daemon) release(q *request) {
 
 // decide asks the node where q runs. What came over a hop stays, and so does
 // what has no prompt or has used up its tries.
-func (d *Daemon) decide(q *request, tried []string) (decision node.Decision) {
+func (d *Daemon) decide(q *request) (decision node.Decision) {
 	switch {
 	case q.hop != "":
 		q.stay = "forwarded here"
-	case q.route.Bytes == 0:
+	case !q.named:
 		q.stay = "nothing to route by"
-	case len(tried) >= d.cfg.ForwardsMax:
+	case q.read.Pinned:
+		q.stay = "goes on from an earlier one"
+	case len(q.tried) > d.cfg.ForwardsMax:
 		q.stay = "tried enough peers"
 	}
 	d.locked(func(now time.Time, n *node.Node) {
-		if q.stay != "" {
+		asked := q.route
+		asked.Model = q.read.Model // as peers list it, an alias too
+		switch {
+		case q.stay != "":
 			decision = n.Stay(q.route, q.stay)
-		} else {
-			decision = n.Route(now, q.route, tried...)
+		case q.route.Bytes == 0 && len(q.tried) == 0 && !d.closing && !d.health.down && n.ServesHere(asked.Model):
+			decision = n.Stay(q.route, "nothing to route by")
+		default:
+			decision = n.Route(now, asked, q.tried...)
 		}
 	})
 	return decision
 }
 
-// setAside notes why a node did not answer. One that failed is doubted; one that
-// was full or rejected the request said so. Only the engine beside this node may
-// reject a request for good: limits and models may differ.
-func (d *Daemon) setAside(q *request, decision node.Decision, err error) {
-	d.log.Warn("no answer, asking the next", "node", decision.Node, "err", err)
+// mayTryAgain says whether another node may be asked. A request that an engine may
+// have worked on is repeated once at most, and never where that could have an
+// effect twice.
+func (d *Daemon) mayTryAgain(q *request, failed *failure) bool {
 	switch {
-	case errors.Is(err, errRejects):
-		q.stay = decision.Node + " rejects it"
-	case !errors.Is(err, errFull):
-		d.metrics.failures.WithLabelValues(decision.Node).Inc()
-		d.locked(func(now time.Time, n *node.Node) { n.Failed(now, decision.Node) })
+	case q.hop != "" || !q.named || !time.Now().Before(q.deadline):
+		return false
+	case failed.ran:
+		q.replays++
+		return q.replays <= 1 && q.read.Replayable && !d.cfg.NoReplay
+	default:
+		return true
 	}
 }
 
-// ask sends q where the decision says and waits for the first byte of a body.
-// An error means that nothing of an answer is worth passing on.
-func (d *Daemon) ask(q *request, decision node.Decision) (*answer, error) {
-	ctx, cancel := context.WithCancelCause(q.http.Context())
-	a := &answer{cancel: cancel}
-	out, err := http.NewRequestWithContext(ctx, q.http.Method, "http://engine"+q.http.URL.RequestURI(), bytes.NewReader(q.body))
-	if err != nil {
-		cancel(err)
-		return nil, err
+// setAside notes why a node did not answer. One that failed is doubted; one that is
+// busy is left alone for as long as it says; one that refused said why.
+func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
+	d.log.Warn("no answer", "request_id", q.http.Header.Get(requestIDHeader),
+		"node", decision.Node, "replay", failed.ran, "err", failed.error)
+	q.tried = append(q.tried, decision.Node)
+	failed.decision = decision
+	if q.failed == nil || q.failed.answer == nil || failed.answer != nil {
+		q.failed = failed
 	}
-	copyEndToEnd(out.Header, q.http.Header)
-	if out.Header["Idempotency-Key"] == nil {
-		// An engine may close a kept connection just as it is used. This,
-		// which is not sent, lets net/http try another when no byte came back.
-		out.Header["Idempotency-Key"] = []string{}
-	}
-	if decision.Self {
-		err = d.askEngine(a, out)
-	} else {
-		err = d.askPeer(a, out, decision.Node)
-	}
-	if err != nil {
-		a.close()
-		return nil, err
-	}
-	return a, nil
-}
-
-func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
-	full := false
 	d.locked(func(now time.Time, n *node.Node) {
-		if full = d.inFlight >= d.cfg.InFlightMax; !full {
-			d.inFlight++
-			n.Queued(now, d.inFlight)
+		switch {
+		case failed.pause > 0:
+			n.Busy(now, decision.Node, failed.pause)
+		case failed.doubt:
+			n.Failed(now, decision.Node)
 		}
 	})
-	if full {
-		return errFull
+	if failed.doubt {
+		d.metrics.failures.WithLabelValues(decision.Node).Inc()
 	}
-	a.done = func() {
-		d.locked(func(now time.Time, n *node.Node) {
-			d.inFlight--
-			n.Queued(now, d.inFlight)
-		})
-	}
-	a.resp, err = d.cfg.Engine.RoundTrip(out)
-	if err == nil {
-		err = a.peek()
-	}
-	if err != nil {
-		err = fmt.Errorf("ask the engine: %w", err)
-	}
-	if out.Context().Err() == nil {
-		d.locked(func(time.Time, *node.Node) { d.engineErr = err })
-	}
-	return err
 }
 
-func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) {
-	f := &forward{peer: peer, cancel: a.cancel}
-	d.locked(func(time.Time, *node.Node) { d.forwards[f] = struct{}{} })
-	timeout := time.AfterFunc(d.cfg.ForwardTimeout, func() { a.cancel(errTimeout) })
-	defer func() {
-		timeout.Stop()
-		d.locked(func(time.Time, *node.Node) { delete(d.forwards, f) })
-		if cause := context.Cause(out.Context()); cause != nil {
-			err = cause // given up, perhaps as its first byte came
+// giveUp ends a request that nobody answered well: with what an engine said last,
+// word for word, or with an error of this node's own.
+func (d *Daemon) giveUp(w http.ResponseWriter, q *request) result {
+	if a := q.failed.answer; a != nil {
+		d.release(q)
+		return d.relay(w, q, q.failed.decision, a)
+	}
+	return d.refuse(w, q, q.failed)
+}
+
+// cutShort says how a request ended whose context did: its client left, or this
+// node's time to drain is over.
+func (d *Daemon) cutShort() (outcome string) {
+	d.locked(func(time.Time, *node.Node) {
+		if outcome = outcomeCancelled; d.drained {
+			outcome = outcomeBroken
 		}
-	}()
-	out.Header.Set(hopHeader, d.cfg.Node.Name)
-	if a.resp, err = d.mesh.RoundTrip(peer, out); err != nil {
-		return fmt.Errorf("forward to %s: %w", peer, err)
-	}
-	switch status := a.resp.StatusCode; {
-	case status == http.StatusTooManyRequests:
-		return errFull
-	case status >= 500:
-		return fmt.Errorf("forward to %s: status %d", peer, status)
-	case status >= 400:
-		return errRejects
-	}
-	return a.peek()
+	})
+	return outcome
 }

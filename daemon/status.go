@@ -1,50 +1,11 @@
 package daemon
 
 import (
-	"encoding/json"
-	"net/http"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/node"
 )
-
-// apiHandler is what clients see.
-func (d *Daemon) apiHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/v1/", d.serveClient)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	mux.HandleFunc("GET /readyz", d.serveReady)
-	mux.HandleFunc("GET /hearsay/v1/status", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(d.Status())
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "not_found", "there is nothing at "+r.URL.Path+"; the API is under /v1/")
-	})
-	return mux
-}
-
-// serveReady says whether a load balancer should send clients here: the engine
-// answers, and the node is not on its way out.
-func (d *Daemon) serveReady(w http.ResponseWriter, r *http.Request) {
-	closing := false
-	d.locked(func(time.Time, *node.Node) { closing = d.closing })
-	switch _, err := engine.Models(r.Context(), d.cfg.Engine); {
-	case closing:
-		http.Error(w, "shutting down", http.StatusServiceUnavailable)
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-	default:
-		_, _ = w.Write([]byte("ready\n"))
-	}
-}
 
 // Status is what a node believes of itself and its peers, as
 // /hearsay/v1/status tells it. Durations are in milliseconds.
@@ -64,6 +25,8 @@ type Status struct {
 	BytesPerToken  map[string]float64 `json:"bytes_per_token"` // by model, as learnt
 	Here           Totals             `json:"here"`            // requests that this node's engine served
 	There          Totals             `json:"there"`           // requests that peers served for this node
+	EngineState    string             `json:"engine_state"`    // starting, ready, down, stuck or credentials
+	Models         []string           `json:"models"`          // that requests may name, the default first
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Peers          []PeerStatus       `json:"peers"`
 }
@@ -81,7 +44,7 @@ type Totals struct {
 type PeerStatus struct {
 	Name               string  `json:"name"`
 	Addr               string  `json:"addr"`
-	State              string  `json:"state"`        // of a member alive, paused, doubted or suspected; else dead or left
+	State              string  `json:"state"`        // of a member alive, paused, doubted, down or suspected; else dead or left
 	RumorAgeMS         float64 `json:"rumor_age_ms"` // -1 where it was never heard
 	TreeBlocks         int     `json:"tree_blocks"`
 	TreeTokens         int     `json:"tree_tokens"`
@@ -92,17 +55,20 @@ type PeerStatus struct {
 	RTTMS              float64 `json:"rtt_ms"`   // of a rumor and its acknowledgement
 	RumorBytesSent     uint64  `json:"rumor_bytes_sent"`
 	RumorBytesReceived uint64  `json:"rumor_bytes_received"`
+
+	Models []string `json:"models"`
 }
 
 // Status returns what the node believes now. It costs a copy of the peers'
 // numbers under the lock.
 func (d *Daemon) Status() Status {
 	var s node.Status
-	engineError := ""
+	engineState, engineError := "", ""
 	d.locked(func(now time.Time, n *node.Node) {
 		s = n.Status(now)
-		if d.engineErr != nil {
-			engineError = d.engineErr.Error()
+		engineState = d.health.state()
+		if d.health.err != nil {
+			engineError = d.health.err.Error()
 		}
 	})
 	out := Status{
@@ -111,7 +77,7 @@ func (d *Daemon) Status() Status {
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
 		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityTokens,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
-		EngineError: engineError, Peers: []PeerStatus{},
+		EngineState: engineState, EngineError: engineError, Models: append([]string{}, s.Models...), Peers: []PeerStatus{},
 	}
 	heard := map[string]node.PeerStatus{}
 	for _, p := range s.Peers {
@@ -126,7 +92,7 @@ func (d *Daemon) Status() Status {
 // peerStatus joins what the membership knows of a peer with what it has said.
 func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
 	out := PeerStatus{
-		Name: m.Name, Addr: m.Addr, State: string(node.Suspected), RumorAgeMS: -1,
+		Name: m.Name, Addr: m.Addr, State: string(node.Suspected), RumorAgeMS: -1, Models: []string{},
 		RTTMS: milliseconds(m.RTT), RumorBytesSent: m.RumorBytesSent, RumorBytesReceived: m.RumorBytesReceived,
 	}
 	if m.State == mesh.StateDead || m.State == mesh.StateLeft {
@@ -134,6 +100,7 @@ func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
 	} else if p, ok := heard[m.Name]; ok {
 		out.State, out.RumorAgeMS = string(p.State), milliseconds(p.RumorAge)
 		out.TreeBlocks, out.TreeTokens, out.Credits = p.TreeBlocks, p.TreeTokens, p.Credits
+		out.Models = append(out.Models, p.Models...)
 		out.Queue, out.PausedMS, out.Failures = p.Queue, milliseconds(p.PauseLeft), p.Failures
 	}
 	return out

@@ -1,23 +1,19 @@
-// Package engine is what a node knows of the LLM server beside it: how to read
-// a request as far as routing needs it (Read), how to learn from an answer
-// what the cache gave (Scanner), and how to reach the server, over HTTP
-// (Remote) or in this process (Local).
+// Package engine is the way to the LLM server beside a node: over HTTP (Remote) or
+// in this process (Local), an http.RoundTripper in either case, so that it makes no
+// difference to a request which of them, or a peer, answers it.
 //
-// The bytes of a request and of its answer are never rewritten: they are read
-// in passing. What cannot be read is still served, it only has no name to be
-// routed by.
+// The bytes of a request and of its answer are never rewritten here.
 package engine
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -37,7 +33,8 @@ func OpenRemote(base string) (*Remote, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, fmt.Errorf("engine %q is not a URL such as http://127.0.0.1:30000", base)
 	}
-	u.Path = cmp.Or(u.Path, "/") // or JoinPath makes relative paths
+	u.Path = strings.TrimSuffix(strings.TrimRight(u.Path, "/"), "/v1") // as in the base URLs of OpenAI's clients
+	u.Path = cmp.Or(u.Path, "/")                                       // or JoinPath makes relative paths
 	e := &Remote{base: u}
 	e.transport = &http.Transport{
 		Proxy:               nil, // an engine is beside its node
@@ -51,11 +48,14 @@ func OpenRemote(base string) (*Remote, error) {
 	return e, nil
 }
 
+// dialTimeout is enough for a lost packet to be sent again.
+const dialTimeout = 2 * time.Second
+
 func (e *Remote) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	if e.Dial != nil {
 		return e.Dial(ctx, addr)
 	}
-	return new(net.Dialer).DialContext(ctx, network, addr)
+	return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, addr)
 }
 
 // RoundTrip sends req to the engine; of its URL only path and query count. The
@@ -160,36 +160,4 @@ type pipeBody struct {
 func (b *pipeBody) Close() error {
 	b.stop()
 	return nil
-}
-
-// Models asks the engine which models it serves.
-func Models(ctx context.Context, e http.RoundTripper) ([]string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/v1/models", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := e.RoundTrip(req)
-	if err != nil {
-		return nil, fmt.Errorf("ask the engine for its models: %w", err)
-	}
-	defer resp.Body.Close()
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the engine for its models: status %d", resp.StatusCode)
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
-		return nil, fmt.Errorf("ask the engine for its models: %w", err)
-	}
-	var ids []string
-	for _, m := range list.Data {
-		ids = append(ids, m.ID)
-	}
-	if len(ids) == 0 {
-		return nil, errors.New("the engine lists no model")
-	}
-	return ids, nil
 }

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/dialect"
 )
 
 // stopTimeout is how long a node may take to end after it was asked to.
@@ -120,8 +120,9 @@ func (s *screen) log(name string, line []byte) {
 		s.printf("%s: %s\n", name, line) // a panic's trace, say: never hide it
 		return
 	}
+	at, _ := dialect.Lookup(l.Path)
 	switch {
-	case l.Msg == "request" && !engine.Routed(l.Path): // a list of models, say
+	case l.Msg == "request" && !at.Generates(): // a list of models, say
 	case l.Msg == "request" && l.Hop != "received" && l.Outcome == "ok":
 		s.printf("%-6s %-10s %8d %8d %8d %6.1f ms  %s\n", name, l.Node, l.Prompt, l.Expected, l.Cached, l.TTFT, l.Reason)
 	case l.Msg == "request" && l.Hop != "received":

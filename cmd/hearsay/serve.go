@@ -44,6 +44,8 @@ type serveFlags struct {
 	node           node.Config
 	policy         string
 	engine         string
+	engineKey      string
+	apiKeys        string
 	builtin        builtin.Config
 	emulated       emulated.Config
 	untilStdinEnds bool
@@ -75,10 +77,18 @@ func (f *serveFlags) groups() []flagGroup {
 			s.Int64Var(&f.daemon.BodyMax, "body-max", 32<<20, "`bytes` of one request's body; more is refused with 413")
 			s.Int64Var(&f.daemon.BodiesMax, "bodies-max", 512<<20, "`bytes` of all requests whose answer has not begun; more are refused with 429")
 			s.IntVar(&f.daemon.InFlightMax, "in-flight-max", 256, "requests at the engine at a time; more are refused with 429")
+			s.StringVar(&f.apiKeys, "api-keys", "", "`file` of keys, one a line, of which a client has to send one; without it anyone may come in")
+			s.BoolVar(&f.daemon.ForwardKeys, "forward-keys", false, "send a client's key on to the engine though --api-keys has checked it")
 			s.DurationVar(&f.daemon.DrainTimeout, "drain-timeout", 30*time.Second, "how long a shutdown waits for running requests")
 		}),
 		group("Engine", func(s *pflag.FlagSet) {
 			s.StringVar(&f.engine, "engine", "builtin", "`builtin`, emulated or emulated:PROFILE (waits as another machine would compute), or the URL of an OpenAI server")
+			s.StringVar(&f.engineKey, "engine-key", "", "`file` with the key that the engine wants; it is sent in the place of a client's")
+			s.StringToStringVar(&f.daemon.Aliases, "alias", nil, "`name=model` that clients may use for a model of the engine; may be repeated, and is best the same on every node")
+			s.BoolVar(&f.daemon.AnyModel, "any-model", false, "the engine serves its one model whatever name a request gives, as llama.cpp does")
+			s.DurationVar(&f.daemon.HealthInterval, "health-interval", 2*time.Second, "between two probes of the engine")
+			s.IntVar(&f.daemon.HealthFailures, "health-failures", 3, "`probes` in a row that have to fail before the engine counts as down")
+			s.IntVar(&f.daemon.HealthSuccesses, "health-successes", 1, "`probes` in a row that have to succeed before it is back")
 			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
 			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
 			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
@@ -93,7 +103,9 @@ func (f *serveFlags) groups() []flagGroup {
 			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
 			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
 			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
-			s.DurationVar(&f.daemon.ForwardTimeout, "forward-timeout", 10*time.Minute, "longest wait for a peer's first byte, or for all of a short answer")
+			s.BoolVar(&f.daemon.NoReplay, "no-replay", false, "never repeat a request that an engine may have worked on")
+			s.DurationVar(&f.daemon.FirstByteTimeout, "first-byte-timeout", 10*time.Minute, "longest wait for an answer's first byte, or for all of a short one, over all tries")
+			s.DurationVar(&f.daemon.IdleTimeout, "idle-timeout", 5*time.Minute, "longest wait from one piece of an answer to the next")
 		}),
 		group("Peers", func(s *pflag.FlagSet) {
 			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default host name and peer port")
@@ -189,7 +201,12 @@ func (f *serveFlags) check() error {
 		{f.daemon.InFlightMax > 0, "in-flight-max", "at least 1"},
 		{f.daemon.DrainTimeout > 0, "drain-timeout", "above 0"},
 		{f.daemon.ForwardsMax > 0, "forwards-max", "at least 1; --policy local forwards nothing"},
-		{f.daemon.ForwardTimeout > 0, "forward-timeout", "above 0"},
+		{f.daemon.FirstByteTimeout > 0, "first-byte-timeout", "above 0"},
+		{f.daemon.IdleTimeout > 0, "idle-timeout", "above 0"},
+		{f.daemon.HealthInterval >= 10*time.Millisecond, "health-interval", "at least 10ms"},
+		{f.daemon.HealthFailures > 0, "health-failures", "at least 1"},
+		{f.daemon.HealthSuccesses > 0, "health-successes", "at least 1"},
+		{!f.daemon.ForwardKeys || f.apiKeys != "", "forward-keys", "false without --api-keys: keys are the engine's then, and always sent on"},
 		{f.node.QueueThreshold > 0, "queue-threshold", "at least 1"},
 		{f.node.PauseFor >= 0, "pause", "0 or more"},
 		{f.node.CapacityTokens >= 0, "kv-tokens", "0 or more"},
@@ -209,24 +226,58 @@ func (f *serveFlags) check() error {
 	return nil
 }
 
-// secrets reads the peer certificates and the cluster's key.
+// secrets reads the peer certificates and all keys.
 func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
 	if f.cert != "" || f.key != "" || f.ca != "" {
 		if cfg.Mesh.TLS, err = mesh.LoadTLS(f.cert, f.key, f.ca); err != nil {
 			return misuse("%w", err)
 		}
 	}
-	if f.clusterKey == "" {
-		return nil
+	if f.apiKeys != "" {
+		if cfg.APIKeys, err = readKeys("--api-keys", f.apiKeys); err != nil {
+			return err
+		}
 	}
-	secret, err := os.ReadFile(f.clusterKey)
-	if err != nil {
-		return misuse("--cluster-key: %w", err)
-	}
-	if cfg.Key = prefix.Key(strings.TrimSpace(string(secret))); len(cfg.Key) == 0 {
-		return misuse("--cluster-key: %s is empty; put the same long random text in it on every node", f.clusterKey)
+	for _, key := range []struct {
+		flag, file, remedy string
+		to                 func(string)
+	}{
+		{"--engine-key", f.engineKey, "put the engine's key in it", func(s string) { cfg.EngineKey = s }},
+		{"--cluster-key", f.clusterKey, "put the same long random text in it on every node", func(s string) { cfg.Key = prefix.Key(s) }},
+	} {
+		if key.file == "" {
+			continue
+		}
+		text, err := os.ReadFile(key.file)
+		if err != nil {
+			return misuse("%s: %w", key.flag, err)
+		}
+		secret := strings.TrimSpace(string(text))
+		if secret == "" {
+			return misuse("%s: %s is empty; %s", key.flag, key.file, key.remedy)
+		}
+		key.to(secret)
 	}
 	return nil
+}
+
+// readKeys reads a file of one key a line; empty lines and those that begin with #
+// do not count.
+func readKeys(flag, file string) ([]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, misuse("%s: %w", flag, err)
+	}
+	var keys []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			keys = append(keys, line)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, misuse("%s: %s holds no key; put one on each line", flag, file)
+	}
+	return keys, nil
 }
 
 // openEngine opens the engine that --engine names and, if it is ours, sets how

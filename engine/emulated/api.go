@@ -7,8 +7,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/emulate"
-	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/openai"
 	"github.com/hearsay-project/hearsay/prefix"
 )
@@ -55,8 +55,9 @@ func (e *Engine) Generate(ctx context.Context, c *openai.Call) (openai.Stream, e
 
 // read gives the prompt as a router reads it and as tokens: those of its canonical
 // text, or the ids it consists of.
-func (e *Engine) read(c *openai.Call) (p engine.Prompt, ids []uint32, err error) {
-	p, err = engine.Read(c.Path, c.Body)
+func (e *Engine) read(c *openai.Call) (p dialect.Request, ids []uint32, err error) {
+	at, _ := dialect.Lookup(c.Path)
+	p, err = dialect.Read(at, c.Body)
 	if err != nil || len(p.Text) == 0 {
 		return p, nil, openai.BadRequest(c.PromptField(), "%s is missing or empty, or not of the type that OpenAI's API gives it", c.PromptField())
 	}

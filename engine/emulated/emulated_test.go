@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/emulate"
 	"github.com/hearsay-project/hearsay/engine"
 )
@@ -53,16 +54,16 @@ func post(ctx context.Context, e *Engine, path, body string) (*http.Response, er
 
 // complete asks for output tokens after a prompt, streamed, and reports what came
 // and how long it took.
-func complete(t *testing.T, e *Engine, prompt string, output int) (text string, usage engine.Usage, took time.Duration) {
+func complete(t *testing.T, e *Engine, prompt string, output int) (text string, usage dialect.Usage, took time.Duration) {
 	t.Helper()
 	start := time.Now()
 	resp, err := post(t.Context(), e, "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"stream":true}`, prompt, output))
 	if err != nil {
 		t.Error(err)
-		return "", engine.Usage{}, 0
+		return "", dialect.Usage{}, 0
 	}
 	defer resp.Body.Close()
-	scanner := engine.NewScanner(resp.Header)
+	scanner := newScanner(resp)
 	if _, err := io.Copy(scanner, resp.Body); err != nil || resp.StatusCode != http.StatusOK || !scanner.Ended() {
 		t.Errorf("status %d, ended %v, %v", resp.StatusCode, scanner.Ended(), err)
 	}
@@ -220,7 +221,7 @@ func TestStopStrings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			scanner := engine.NewScanner(resp.Header)
+			scanner := newScanner(resp)
 			body, err := io.ReadAll(io.TeeReader(resp.Body, scanner))
 			if err != nil {
 				t.Fatal(err)
@@ -327,7 +328,7 @@ func TestAnswersAreTheSame(t *testing.T) {
 		if got := fmt.Sprint(whole.Usage); got != "map[completion_tokens:20 prompt_tokens:40 prompt_tokens_details:map[cached_tokens:32] total_tokens:60]" {
 			t.Errorf("usage %s", got)
 		}
-		if got := resp.Header.Get(engine.CachedTokensHeader); got != "32" {
+		if got := resp.Header.Get(dialect.CachedTokensHeader); got != "32" {
 			t.Errorf("header says %s cached", got)
 		}
 	})
@@ -351,7 +352,7 @@ func TestSaltSeparatesCaches(t *testing.T) {
 				t.Fatal(err)
 			}
 			resp.Body.Close()
-			if got := resp.Header.Get(engine.CachedTokensHeader); got != tc.cached {
+			if got := resp.Header.Get(dialect.CachedTokensHeader); got != tc.cached {
 				t.Errorf("%q: %s cached, want %s", tc.fields, got, tc.cached)
 			}
 		}
@@ -450,9 +451,15 @@ func TestTokensAreCounted(t *testing.T) {
 				t.Fatal(err)
 			}
 			resp.Body.Close()
-			if got := resp.Header.Get(engine.PromptTokensHeader); got != want {
+			if got := resp.Header.Get(dialect.PromptTokensHeader); got != want {
 				t.Errorf("%s has %s tokens, want %s", body, got, want)
 			}
 		}
 	})
+}
+
+// newScanner reads the answer to a request.
+func newScanner(resp *http.Response) *dialect.Scanner {
+	at, _ := dialect.Lookup(resp.Request.URL.Path)
+	return dialect.NewScanner(at, resp.Header.Get)
 }

@@ -18,7 +18,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/dialect"
 )
 
 // maxBody bounds a request's body in bytes.
@@ -152,8 +152,8 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, c *Call) error
 		}
 	}
 	prompt, cached := stream.Prompt()
-	w.Header().Set(engine.PromptTokensHeader, strconv.Itoa(prompt))
-	w.Header().Set(engine.CachedTokensHeader, strconv.Itoa(cached))
+	w.Header().Set(dialect.PromptTokensHeader, strconv.Itoa(prompt))
+	w.Header().Set(dialect.CachedTokensHeader, strconv.Itoa(cached))
 	a := newReply(w, c, s.Model)
 	for ; ok; text, ok = stream.Next() {
 		a.text(text)

@@ -1,0 +1,274 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/hearsay-project/hearsay/node"
+)
+
+// Why a node did not answer a request.
+var (
+	errSilent  = errors.New("its heartbeat stopped")
+	errTimeout = errors.New("no first byte within the first-byte timeout")
+	errIdle    = errors.New("no byte within the idle timeout")
+	errFull    = errors.New("its queue is full")
+	errStuck   = errors.New("the engine has stopped generating")
+)
+
+// A failure is an attempt without an answer that is worth passing on.
+type failure struct {
+	error
+	decision node.Decision
+	ran      bool          // an engine may have worked on the request: another try repeats it
+	doubt    bool          // the node is to be doubted
+	pause    time.Duration // the node asked for no more for so long
+	answer   *answer       // what its engine said, to be passed on where nobody does better
+}
+
+// Unwrap lets errors.Is look for the cause.
+func (f *failure) Unwrap() error { return f.error }
+
+// ask sends q where the decision says and waits for the first byte of a body.
+func (d *Daemon) ask(q *request, decision node.Decision) (*answer, *failure) {
+	ctx, cancel := context.WithCancelCause(q.http.Context())
+	a := &answer{cancel: cancel}
+	out, err := d.outgoing(ctx, q, decision)
+	if err != nil {
+		cancel(err)
+		return nil, &failure{error: err}
+	}
+	late := time.AfterFunc(time.Until(q.deadline), func() { cancel(errTimeout) })
+	if decision.Self {
+		err = d.askEngine(a, out)
+	} else {
+		err = d.askPeer(a, out, decision.Node)
+	}
+	late.Stop()
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause // given up, perhaps as its first byte came
+	}
+	if err == nil && q.hop == "" && q.named {
+		return d.judge(a, decision)
+	}
+	if err != nil {
+		a.close()
+		return nil, &failure{error: err, ran: !notSent(err), doubt: !errors.Is(err, errFull) && !errors.Is(err, errStuck)}
+	}
+	return a, nil
+}
+
+// outgoing is the request as the node that serves it gets it: the client's, without
+// what belongs to the client's connection.
+func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decision) (*http.Request, error) {
+	body := q.body
+	if real, ok := d.cfg.Aliases[q.read.Model]; ok && decision.Self {
+		body = q.read.WithModel(body, real)
+	}
+	out, err := http.NewRequestWithContext(ctx, q.http.Method, "http://engine"+q.http.URL.RequestURI(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	copyEndToEnd(out.Header, q.http.Header)
+	if out.Header["User-Agent"] == nil {
+		out.Header["User-Agent"] = []string{""} // or net/http adds its own
+	}
+	if out.Header["Idempotency-Key"] == nil {
+		// An engine may close a kept connection just as it is used. This,
+		// which is not sent, lets net/http try another when no byte came back.
+		out.Header["Idempotency-Key"] = []string{}
+	}
+	if decision.Self {
+		d.authorize(out.Header)
+	} else {
+		out.Header.Set(hopHeader, d.cfg.Node.Name)
+		out.Header.Set(deadlineHeader, strconv.FormatInt(time.Until(q.deadline).Milliseconds(), 10))
+	}
+	return out, nil
+}
+
+func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
+	var refused error
+	d.locked(func(now time.Time, n *node.Node) {
+		switch {
+		case d.health.stuck():
+			refused = errStuck
+		case d.inFlight >= d.cfg.InFlightMax:
+			refused = errFull
+		default:
+			d.inFlight++
+			n.Queued(now, d.inFlight)
+		}
+	})
+	if refused != nil {
+		return refused
+	}
+	a.done = func() {
+		d.locked(func(now time.Time, n *node.Node) {
+			d.inFlight--
+			n.Queued(now, d.inFlight)
+		})
+	}
+	a.resp, err = d.cfg.Engine.RoundTrip(out)
+	if err == nil {
+		err = a.peek()
+	}
+	cause := context.Cause(out.Context())
+	if err != nil {
+		if err = fmt.Errorf("ask the engine: %w", err); errors.Is(cause, errTimeout) {
+			err = fmt.Errorf("ask the engine: %w", errTimeout)
+		}
+	}
+	if cause == nil || errors.Is(cause, errTimeout) {
+		d.changeHealth(func(*node.Node) { d.health.generated(err) })
+		if err != nil {
+			select {
+			case d.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+	return err
+}
+
+// A forward waits for the first byte of a peer's answer.
+type forward struct {
+	peer   string
+	cancel context.CancelCauseFunc
+}
+
+func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) {
+	f := &forward{peer: peer, cancel: a.cancel}
+	d.locked(func(time.Time, *node.Node) { d.forwards[f] = struct{}{} })
+	defer d.locked(func(time.Time, *node.Node) { delete(d.forwards, f) })
+	if a.resp, err = d.mesh.RoundTrip(peer, out); err != nil {
+		return fmt.Errorf("forward to %s: %w", peer, err)
+	}
+	return a.peek()
+}
+
+// judge tells what an engine's answer means for the request: whether it is one to
+// pass on, or another node may do better. What the client did wrong is wrong
+// everywhere, and its engine's error is passed on; so is anything of which the
+// engine says that it is not to be tried again.
+func (d *Daemon) judge(a *answer, decision node.Decision) (*answer, *failure) {
+	status, header := a.resp.StatusCode, a.resp.Header
+	f := &failure{error: fmt.Errorf("%s answers with status %d", decision.Node, status)}
+	switch code := header.Get(refusedHeader); {
+	case code != "" && !decision.Self:
+		f.error = fmt.Errorf("%s refuses: %s", decision.Node, code)
+		f.doubt = code == codeUnavailable || code == codeStuck
+		if code == codeFull {
+			f.pause = retryAfter(header)
+		}
+		a.close()
+		return nil, f
+	case header.Get("X-Should-Retry") == "false":
+		return a, nil
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == statusOverloaded:
+		f.pause = retryAfter(header)
+	case status >= 500:
+		f.ran, f.doubt = true, true
+	case status == http.StatusNotFound && !decision.Self: // it may have unloaded the model
+	default:
+		return a, nil
+	}
+	if !a.keep() {
+		return a, nil // too long to be held while others are asked
+	}
+	f.answer = a
+	return nil, f
+}
+
+// statusOverloaded is Anthropic's.
+const statusOverloaded = 529
+
+// retryAfter reads how long an engine wants to be left alone: what it says, by any
+// of the usual headers, at least a moment and at most some minutes.
+func retryAfter(h http.Header) time.Duration {
+	wait := time.Second
+	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil {
+		wait = time.Duration(ms * float64(time.Millisecond))
+	} else if s, err := strconv.ParseFloat(h.Get("Retry-After"), 64); err == nil {
+		wait = time.Duration(s * float64(time.Second))
+	} else if at, err := http.ParseTime(h.Get("Retry-After")); err == nil {
+		wait = time.Until(at)
+	}
+	return max(100*time.Millisecond, min(wait, 5*time.Minute))
+}
+
+// notSent says whether no engine can have seen the request.
+func notSent(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, errFull) || errors.Is(err, errStuck) || errors.As(err, &op) && op.Op == "dial"
+}
+
+const (
+	// wholeMax is the size up to which an answer of known length is read to its
+	// end before the client sees any of it, so that it can still be had elsewhere.
+	wholeMax = 1 << 20
+
+	// pieceBytes is the most that is passed on at a time.
+	pieceBytes = 32 << 10
+)
+
+// answer is an engine's or a peer's answer, of which the first byte is in hand.
+type answer struct {
+	resp   *http.Response
+	body   io.Reader // of resp.Body, or what was read of it already
+	cancel context.CancelCauseFunc
+	done   func() // if not nil: the engine is free of it
+}
+
+// peek waits for the first byte of the body, or for all of a short one.
+func (a *answer) peek() error {
+	if a.resp.Request != nil && a.resp.Request.Method == http.MethodHead {
+		a.body = http.NoBody
+		return nil
+	}
+	if n := a.resp.ContentLength; n >= 0 && n <= wholeMax {
+		whole := make([]byte, n)
+		if _, err := io.ReadFull(a.resp.Body, whole); err != nil {
+			return fmt.Errorf("read the answer: %w", err)
+		}
+		a.body = bytes.NewReader(whole)
+		return nil
+	}
+	body := bufio.NewReaderSize(a.resp.Body, pieceBytes)
+	if _, err := body.Peek(1); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	a.body = body
+	return nil
+}
+
+// keep reads what is left of a short answer and frees what it came over.
+func (a *answer) keep() bool {
+	whole, err := io.ReadAll(io.LimitReader(a.body, wholeMax+1))
+	if err != nil || len(whole) > wholeMax {
+		a.body = io.MultiReader(bytes.NewReader(whole), a.body)
+		return false
+	}
+	a.body = bytes.NewReader(whole)
+	a.close()
+	return true
+}
+
+func (a *answer) close() {
+	a.cancel(nil)
+	if a.resp != nil {
+		a.resp.Body.Close()
+	}
+	if a.done != nil {
+		a.done()
+		a.done = nil
+	}
+}

@@ -1,0 +1,171 @@
+package daemon
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/hearsay-project/hearsay/dialect"
+)
+
+// Headers that hearsay adds. All that begin so are taken out of what a client sends.
+const (
+	ownHeaders     = "Hearsay-"
+	hopHeader      = "Hearsay-Hop"             // on a forwarded request: the node that a client asked
+	deadlineHeader = "Hearsay-Deadline"        // on a forwarded request: milliseconds that its client's node still waits
+	refusedHeader  = "Hearsay-Refused"         // on an answer to a peer: its node did not let the engine see the request, and why
+	nodeHeader     = "Hearsay-Node"            // on an answer: the node whose engine gave it
+	hopsHeader     = "Hearsay-Hops"            // on an answer: 0 or 1
+	reasonHeader   = "Hearsay-Reason"          // on an answer: why that node
+	expectedHeader = "Hearsay-Expected-Tokens" // on an answer: cached tokens that the estimate promised
+
+	requestIDHeader   = "X-Request-Id"
+	traceparentHeader = "Traceparent"
+)
+
+// apiHandler is what clients see: the node's own pages, and the paths of an engine.
+// It redirects nobody: a redirected POST becomes a GET in many clients.
+func (d *Daemon) apiHandler() http.Handler {
+	own := map[string]http.Handler{
+		"/healthz":           http.HandlerFunc(serveHealthy),
+		"/readyz":            http.HandlerFunc(d.serveReady),
+		"/hearsay/v1/status": http.HandlerFunc(d.serveStatus),
+		"/metrics":           promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}),
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page := own[r.URL.Path]
+		switch {
+		case page == nil:
+			d.serveClient(w, r)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			writeError(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" is read with GET")
+		default:
+			page.ServeHTTP(w, r)
+		}
+	})
+}
+
+// serveClient answers a request of a client.
+func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request) {
+	for name := range r.Header {
+		if strings.HasPrefix(name, ownHeaders) {
+			delete(r.Header, name)
+		}
+	}
+	identify(r.Header)
+	w.Header().Set(requestIDHeader, r.Header.Get(requestIDHeader))
+	if !d.authorized(r.Header) {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		writeError(w, http.StatusUnauthorized, "invalid_api_key", "the API key is missing or unknown; send it as Authorization: Bearer KEY")
+		return
+	}
+	d.serve(w, r, "")
+}
+
+// serveForwarded answers a request of a peer.
+func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
+	from := r.Header.Get(hopHeader)
+	if from == "" {
+		from = "unknown"
+	}
+	d.serve(w, r, from)
+}
+
+// identify sees that a request can be found again in the logs of nodes and engine.
+// One that belongs to no trace yet begins one, sampled as an engine's own would be
+// (W3C Trace Context, section 3.2).
+func identify(h http.Header) {
+	var id [24]byte
+	_, _ = rand.Read(id[:]) // never fails
+	if h.Get(requestIDHeader) == "" {
+		h.Set(requestIDHeader, "req-"+hex.EncodeToString(id[:16]))
+	}
+	if h.Get(traceparentHeader) == "" {
+		h.Set(traceparentHeader, "00-"+hex.EncodeToString(id[:16])+"-"+hex.EncodeToString(id[16:])+"-01")
+	}
+}
+
+var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-`)
+
+// traceID is the trace that a request belongs to, or "".
+func traceID(h http.Header) string {
+	if m := traceparent.FindStringSubmatch(h.Get(traceparentHeader)); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// keyHeaders are where clients of OpenAI, Anthropic and Azure put their key.
+var keyHeaders = []string{"Authorization", "X-Api-Key", "Api-Key"}
+
+// authorized says whether a client may come in. Keys are compared by their hashes,
+// so that the time it takes tells nothing of them. A key for this node is taken
+// out, since neither peers nor engine need to know it, unless Config.ForwardKeys.
+func (d *Daemon) authorized(h http.Header) (ok bool) {
+	if len(d.cfg.APIKeys) == 0 {
+		return true
+	}
+	for _, name := range keyHeaders {
+		key := h.Get(name)
+		if scheme, bearer, found := strings.Cut(key, " "); found && strings.EqualFold(scheme, "Bearer") {
+			key = strings.TrimSpace(bearer)
+		}
+		if _, known := d.apiKeys[sha256.Sum256([]byte(key))]; known {
+			ok = true
+			if !d.cfg.ForwardKeys {
+				delete(h, name)
+			}
+		}
+	}
+	return ok
+}
+
+// endpoint finds what is at u, which it rewrites where slashes are doubled or
+// trail: clients make such paths of base URLs that end in one.
+func endpoint(u *url.URL) (dialect.Endpoint, bool) {
+	escaped := u.EscapedPath()
+	for strings.Contains(escaped, "//") {
+		escaped = strings.ReplaceAll(escaped, "//", "/")
+	}
+	if escaped != "/" {
+		escaped = strings.TrimSuffix(escaped, "/")
+	}
+	path, err := url.PathUnescape(escaped)
+	if err != nil {
+		return dialect.Endpoint{}, false
+	}
+	for part := range strings.SplitSeq(path, "/") {
+		if part == "." || part == ".." {
+			return dialect.Endpoint{}, false // whatever an engine would make of it
+		}
+	}
+	if escaped != u.EscapedPath() {
+		u.Path, u.RawPath = path, escaped
+	}
+	return dialect.Lookup(path)
+}
+
+func serveHealthy(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }
+
+func (d *Daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(d.Status())
+}
+
+// serveReady says whether a load balancer should send clients here: the engine
+// serves, and the node is not on its way out.
+func (d *Daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
+	if why := d.unready(); why != "" {
+		http.Error(w, why, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ready\n"))
+}

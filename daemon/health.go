@@ -1,0 +1,225 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/hearsay-project/hearsay/node"
+)
+
+// health is what a node holds of its engine: whether it answers probes, and
+// whether it generates. The two differ: a frozen engine may go on answering what
+// costs it nothing. Daemon.mu guards it.
+type health struct {
+	probed    bool  // at least once
+	down      bool  // it does not answer probes
+	denied    bool  // it answers that it wants credentials
+	failures  int   // probes in a row that failed
+	successes int   // probes in a row that did not, while down
+	lost      bool  // it refused a connection: what it had cached is gone
+	strikes   int   // generations in a row that ended without an answer
+	err       error // why it did not answer last time; nil if it did
+	models    []model
+}
+
+// errDenied is the error of a probe that lacked credentials.
+var errDenied = errors.New("the engine wants credentials: give this node its key with --engine-key")
+
+// probe takes in how a probe ended and returns whether the engine has come back
+// with nothing cached. Refused connections are certain: nobody listens. Anything
+// else may be a busy engine, and only failuresMax in a row take it out.
+func (h *health) probe(err error, failuresMax, successesMin int) (cleared bool) {
+	h.probed = true
+	h.denied = errors.Is(err, errDenied)
+	if err != nil && !h.denied {
+		h.err, h.successes = err, 0
+		h.failures++
+		h.refused(err)
+		h.down = h.down || h.lost || h.failures >= failuresMax
+		return false
+	}
+	h.err, h.failures = err, 0
+	h.successes++
+	h.down = h.down && h.successes < successesMin
+	cleared, h.lost = h.lost, false
+	return cleared
+}
+
+// generated takes in how a client's generation ended at the engine: any answer, or none.
+func (h *health) generated(err error) {
+	if h.err = err; err == nil {
+		h.strikes = 0
+		return
+	}
+	h.strikes++
+	h.refused(err)
+}
+
+func (h *health) refused(err error) { h.lost = h.lost || errors.Is(err, syscall.ECONNREFUSED) }
+
+// strikesMax is how many generations in a row may end without an answer before the
+// engine counts as stuck. It comes back by a generation of the node's own.
+const strikesMax = 3
+
+func (h *health) stuck() bool { return h.strikes >= strikesMax }
+
+// state is the engine in one word.
+func (h *health) state() string {
+	switch {
+	case !h.probed:
+		return "starting"
+	case h.down:
+		return "down"
+	case h.stuck():
+		return "stuck"
+	case h.denied:
+		return "credentials"
+	default:
+		return "ready"
+	}
+}
+
+// unready says why no client should be sent here, or "".
+func (d *Daemon) unready() (why string) {
+	d.locked(func(time.Time, *node.Node) {
+		switch state := d.health.state(); {
+		case d.closing:
+			why = "shutting down"
+		case state != "ready":
+			why = fmt.Sprintf("the engine is not ready (%s)", state)
+			if d.health.err != nil {
+				why += ": " + d.health.err.Error()
+			}
+		}
+	})
+	return why
+}
+
+const (
+	probeTimeout = 5 * time.Second  // of a list of models
+	trialTimeout = 30 * time.Second // of a token by an engine that was stuck
+	trialWaitMax = time.Minute      // between two trials
+)
+
+// probeEvery keeps the engine's health: it asks for the models each interval, and at
+// once when a request found nobody there.
+func (d *Daemon) probeEvery(ctx context.Context) {
+	tick := time.NewTicker(d.cfg.HealthInterval)
+	defer tick.Stop()
+	trialWait, trialAt := d.cfg.HealthInterval, time.Now()
+	for {
+		d.probe(ctx)
+		stuck := false
+		d.locked(func(time.Time, *node.Node) { stuck = d.health.stuck() && !d.health.down })
+		switch {
+		case !stuck:
+			trialWait, trialAt = d.cfg.HealthInterval, time.Now()
+		case !time.Now().Before(trialAt):
+			d.try(ctx)
+			trialWait = min(2*trialWait, trialWaitMax)
+			trialAt = time.Now().Add(trialWait)
+		}
+		select {
+		case <-tick.C:
+		case <-d.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// probe asks the engine for its models and tells the node how it stands.
+func (d *Daemon) probe(ctx context.Context) {
+	limit, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	models, err := d.engineModels(limit, http.Header{})
+	if ctx.Err() != nil {
+		return
+	}
+	d.changeHealth(func(n *node.Node) {
+		if d.health.probe(err, d.cfg.HealthFailures, d.cfg.HealthSuccesses) {
+			n.Cleared()
+		}
+		if err == nil {
+			d.health.models = models
+			n.SetModels(d.serving())
+		}
+	})
+}
+
+// serving lists the names that a request may call this node's models by.
+func (d *Daemon) serving() []string {
+	var names []string
+	for _, m := range d.health.models {
+		names = append(names, m.id)
+	}
+	if len(names) == 0 {
+		return nil // not known
+	}
+	for alias := range d.cfg.Aliases {
+		names = append(names, alias)
+	}
+	if d.cfg.AnyModel {
+		names = append(names, node.AnyModel)
+	}
+	return names
+}
+
+// try has a stuck engine generate one token, so that no client has to find out
+// whether it can again.
+func (d *Daemon) try(ctx context.Context) {
+	limit, cancel := context.WithTimeout(ctx, trialTimeout)
+	defer cancel()
+	body, _ := json.Marshal(map[string]any{"model": d.defaultModel(), "prompt": "ready?", "max_tokens": 1})
+	req, err := http.NewRequestWithContext(limit, http.MethodPost, "http://engine/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return
+	}
+	req.Header.Set("Content-Type", "application/json")
+	d.authorize(req.Header)
+	resp, err := d.cfg.Engine.RoundTrip(req)
+	if err == nil {
+		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+		resp.Body.Close()
+		if err == nil && resp.StatusCode >= 500 {
+			err = fmt.Errorf("the engine answers a trial with status %d", resp.StatusCode)
+		}
+	}
+	if ctx.Err() == nil {
+		d.changeHealth(func(*node.Node) { d.health.generated(err) })
+	}
+}
+
+// changeHealth lets change alter the health, and draws the consequences.
+func (d *Daemon) changeHealth(change func(n *node.Node)) {
+	var was, is string
+	var err error
+	d.locked(func(_ time.Time, n *node.Node) {
+		was = d.health.state()
+		change(n)
+		is, err = d.health.state(), d.health.err
+		n.SetDown(d.closing || d.health.down || d.health.stuck())
+	})
+	switch {
+	case was == is:
+	case is == "ready":
+		d.log.Info("the engine is ready", "was", was)
+	default:
+		d.log.Warn("the engine is not ready", "state", is, "err", err)
+	}
+}
+
+// authorize gives a request of this node, or of a client that reached it, the
+// engine's own key.
+func (d *Daemon) authorize(h http.Header) {
+	if d.cfg.EngineKey != "" {
+		h.Set("Authorization", "Bearer "+d.cfg.EngineKey)
+	}
+}
