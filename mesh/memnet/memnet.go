@@ -100,16 +100,22 @@ func (n *Network) dial(ctx context.Context, from, addr string) (net.Conn, error)
 	}
 	near, far := n.pair(Addr(n.freeAddr(from)), Addr(addr))
 	n.mu.Unlock()
+	waits, err := false, error(syscall.ECONNREFUSED)
 	select {
 	case l.backlog <- far:
-		return near, nil
+		waits = true
 	case <-l.done:
-		near.reset()
-		return fail(syscall.ECONNREFUSED)
 	case <-ctx.Done():
-		near.reset()
-		return fail(ctx.Err())
+		err = ctx.Err()
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if waits && !l.closed {
+		return near, nil
+	}
+	near.reset()
+	far.reset()
+	return fail(err)
 }
 
 // Cut parts the hosts of the given addresses from all others: what is sent
@@ -150,9 +156,7 @@ func (n *Network) Kill(addr string) {
 	}
 	for c := range n.conns {
 		if hostOf(string(c.local)) == host || hostOf(string(c.remote)) == host {
-			c.in.fail(syscall.ECONNRESET)
-			c.out.fail(syscall.ECONNRESET)
-			delete(n.conns, c)
+			c.reset()
 		}
 	}
 }
@@ -234,9 +238,7 @@ func (l *listener) close() {
 	for {
 		select {
 		case c := <-l.backlog:
-			c.in.fail(syscall.ECONNRESET)
-			c.out.fail(syscall.ECONNRESET)
-			delete(l.network.conns, c)
+			c.reset()
 		default:
 			return
 		}
@@ -352,9 +354,8 @@ func (c *conn) Close() error {
 	return nil
 }
 
+// reset needs the network's lock.
 func (c *conn) reset() {
-	c.network.mu.Lock()
-	defer c.network.mu.Unlock()
 	c.in.fail(syscall.ECONNRESET)
 	c.out.fail(syscall.ECONNRESET)
 	delete(c.network.conns, c)

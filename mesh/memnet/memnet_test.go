@@ -83,6 +83,43 @@ func TestLingerResets(t *testing.T) {
 	})
 }
 
+// A listener that closes refuses those who wait for its backlog, and resets those in
+// it; nothing of either is left.
+func TestCloseEndsTheBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := New()
+		l, err := n.Listen("b:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error)
+		for range backlogMax + 10 {
+			go func() {
+				conn, err := n.DialFrom("a")(t.Context(), "b:1")
+				if err == nil {
+					_, err = conn.Read(make([]byte, 1))
+					conn.Close()
+				}
+				ended <- err
+			}()
+		}
+		synctest.Wait()
+		l.Close()
+		refused := 0
+		for range backlogMax + 10 {
+			switch err := <-ended; {
+			case errors.Is(err, syscall.ECONNREFUSED):
+				refused++
+			case !errors.Is(err, syscall.ECONNRESET):
+				t.Errorf("%v, want a refusal or a reset", err)
+			}
+		}
+		if open := n.Conns(); refused != 10 || open != 0 {
+			t.Errorf("%d refused, want 10; %d ends are open", refused, open)
+		}
+	})
+}
+
 // A read deadline ends a waiting read when it is due, and one in the past at
 // once; both look like a socket's timeout, and reading goes on after.
 func TestDeadlines(t *testing.T) {
