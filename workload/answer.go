@@ -3,6 +3,7 @@ package workload
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,13 +90,16 @@ func (g *generator) ask(ctx context.Context, target string, r Request, due time.
 // decoding is greedy and streamed, and the stream ends with the usage.
 func (g *generator) encode(r Request) (path string, body []byte) {
 	fields := map[string]any{
-		"model": g.Model, "max_tokens": g.MaxTokens, "temperature": 0,
+		"model": g.Model, "max_tokens": cmp.Or(g.MaxTokens, r.Output, 1), "temperature": 0,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true},
 	}
 	path = "/v1/completions"
-	if r.Chat == nil {
+	switch {
+	case r.Tokens != nil:
+		fields["prompt"] = r.Tokens
+	case r.Chat == nil:
 		fields["prompt"] = r.Prompt
-	} else {
+	default:
 		path = "/v1/chat/completions"
 		for key, value := range r.Chat {
 			fields[key] = value

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"fmt"
+	"math"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,6 +29,9 @@ func badStreams(t *testing.T) string {
 		"many.b16.jsonl":                    `{"hash_ids":[1,2,3],"input_length":16}`,
 		"zero.b16.jsonl":                    `{"hash_ids":[],"input_length":0}`,
 		"output.b16.jsonl":                  `{"hash_ids":[1],"input_length":16,"output_length":-1}`,
+		"endless.b16.jsonl":                 `{"hash_ids":[1],"input_length":16,"output_length":9223372036854775807}`,
+		"long.b65536.jsonl":                 `{"hash_ids":[` + strings.Repeat("1,", 256) + `1],"input_length":16842752}`,
+		"folder.b16.jsonl/x":                "",
 		"time.b16.jsonl":                    "{\"hash_ids\":[1],\"input_length\":16,\"timestamp\":9}\n{\"hash_ids\":[1],\"input_length\":16,\"timestamp\":8}",
 		"year.b16.jsonl":                    `{"hash_ids":[1],"input_length":16,"timestamp":1e300}`,
 		"empty.b16.jsonl":                   "\n",
@@ -65,7 +69,10 @@ func TestBadStreamsAreNamed(t *testing.T) {
 		"stream:few.b16.jsonl":      "line 1: 1 hash_ids do not make an input_length of 50 in blocks of 16 tokens",
 		"stream:many.b16.jsonl":     "line 1: 3 hash_ids do not make",
 		"stream:zero.b16.jsonl":     "line 1: 0 hash_ids do not make an input_length of 0",
-		"stream:output.b16.jsonl":   "line 1: an output_length of -1",
+		"stream:output.b16.jsonl":   "line 1: an input_length of 16 and an output_length of -1; both have at most",
+		"stream:endless.b16.jsonl":  "an output_length of 9223372036854775807",
+		"stream:long.b65536.jsonl":  "an input_length of 16842752",
+		"stream:folder.b16.jsonl":   "is a directory",
 		"stream:time.b16.jsonl":     "line 2: the timestamp 8 goes back; sort",
 		"stream:year.b16.jsonl":     "line 1: a timestamp of 1e+300 ms",
 		"stream:empty.b16.jsonl":    "holds no request",
@@ -102,6 +109,7 @@ func TestStreamConfigProblems(t *testing.T) {
 	for want, c := range map[string]StreamConfig{
 		`unknown workload "x"; choose mmlu, mmlu-skewed, or one of bbh`: {Name: "x", Requests: -1},
 		"-1 requests make no workload":                                  {Name: "x", Requests: -1},
+		"9223372036854775807 requests make no workload":                 {Name: "mmlu", Requests: math.MaxInt, Repeats: true},
 		"workload tot needs its data; write tot:PATH":                   {Name: "tot"},
 
 		"leave out --data":      {Name: "tot:a", Data: "b"},

@@ -1,14 +1,17 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +22,15 @@ import (
 // connections. A request that is due beyond it waits, and its latency counts
 // the wait.
 const maxInFlight = 1024
+
+// Bounds of Options. Beyond them times overflow, or the machine that drives is what
+// is measured.
+const (
+	maxConcurrency = 10_000
+	minRate        = 1e-3
+	maxRate        = 1e6
+	maxOutput      = 1_000_000
+)
 
 // The entries by name: the node at which a request enters the cluster.
 const (
@@ -32,9 +44,10 @@ type Options struct {
 	Workload    *Workload
 	Targets     []string      // base URLs of the nodes, http://HOST:PORT
 	Entry       string        // round-robin, random or first; "" is round-robin
-	Concurrency int           // closed loop: clients at once; 0 is 1
-	Rate        float64       // above 0: open loop, mean arrivals per second, Poisson
-	MaxTokens   int           // output tokens of each answer; 0 is 1
+	Concurrency int           // closed loop: clients at once, up to maxConcurrency; 0 is 1
+	Rate        float64       // not 0: open loop, mean arrivals per second, Poisson; minRate to maxRate
+	Speed       float64       // not 0: open loop, the times of a Timed workload, so many times as fast; minRate to maxRate
+	MaxTokens   int           // output tokens of each answer, up to maxOutput; 0 is what the workload says, else 1
 	Model       string        // "" is the first that the first target lists
 	Timeout     time.Duration // of one request; 0 is one minute
 	Warmup      int           // first requests of the workload, sent but not counted
@@ -44,43 +57,51 @@ type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// Validate reports everything that is wrong with o, the workload aside.
+// Validate reports everything that is wrong with o, by the flags of hearsay bench.
+// What concerns the workload is left out where there is none yet.
 func (o Options) Validate() error {
 	var problems []error
-	if len(o.Targets) == 0 {
-		problems = append(problems, errors.New("no node to drive; name one with --target http://HOST:PORT"))
-	}
-	for _, target := range o.Targets {
-		if u, err := url.Parse(target); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			problems = append(problems, fmt.Errorf("target %q is no URL of a node; write http://HOST:PORT", target))
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
 		}
 	}
-	if !slices.Contains([]string{"", roundRobin, randomEntry, first}, o.Entry) {
-		problems = append(problems, fmt.Errorf("unknown entry %q; choose %s, %s or %s", o.Entry, roundRobin, randomEntry, first))
+	between := func(v, low, high float64) bool { return v == 0 || v >= low && v <= high }
+	check(len(o.Targets) > 0, "no node to drive; name one with --target http://HOST:PORT")
+	for _, target := range o.Targets {
+		check(isNode(target), "--target %q is no URL of a node; write http://HOST:PORT", target)
 	}
-	if o.Concurrency < 0 || !(o.Rate >= 0) || o.MaxTokens < 0 || o.Timeout < 0 || o.Warmup < 0 {
-		problems = append(problems, errors.New("concurrency, rate, max tokens, timeout and warm-up cannot be less than 0"))
-	}
-	if o.Workload != nil && o.Warmup >= o.Workload.Len() {
-		problems = append(problems, fmt.Errorf("a warm-up of %d leaves nothing of %d requests; ask for more requests", o.Warmup, o.Workload.Len()))
+	check(slices.Contains([]string{"", roundRobin, randomEntry, first}, o.Entry), "--entry: there is no %q; choose %s, %s or %s", o.Entry, roundRobin, randomEntry, first)
+	check(o.Concurrency >= 0 && o.Concurrency <= maxConcurrency, "--concurrency: %d requests at once; choose 1 to %d", o.Concurrency, maxConcurrency)
+	check(between(o.Rate, minRate, maxRate), "--rate: %g arrivals a second; choose %g to %.0f", o.Rate, minRate, maxRate)
+	check(between(o.Speed, minRate, maxRate), "--speed: %g times as fast; choose %g to %.0f", o.Speed, minRate, maxRate)
+	check(o.MaxTokens >= 0 && o.MaxTokens <= maxOutput, "--max-tokens: %d of an answer; choose 1 to %d", o.MaxTokens, maxOutput)
+	check(o.Timeout >= 0, "--timeout: %v for a request; choose more than 0", o.Timeout)
+	check(o.Warmup >= 0, "--warmup: %d requests; choose 0 or more", o.Warmup)
+	check(o.Rate == 0 || o.Speed == 0, "--rate and --speed are two open loops; give one of them")
+	if w := o.Workload; w != nil {
+		check(o.Warmup < w.Len(), "--warmup: %d leave nothing of %d requests; give more --requests", o.Warmup, w.Len())
+		check(o.Speed == 0 || w.Timed, "--speed: the workload %s has no times; give --rate or --concurrency", w.Name)
 	}
 	return errors.Join(problems...)
 }
 
-// withDefaults fills the zero values in and normalises the targets.
+// isNode says whether target is a base URL, to which the API's paths can be added.
+func isNode(target string) bool {
+	u, err := url.Parse(target)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" {
+		return false
+	}
+	port, err := strconv.ParseUint(cmp.Or(u.Port(), "80"), 10, 16)
+	return err == nil && port > 0 && !strings.HasSuffix(strings.TrimRight(u.Path, "/"), "/v1")
+}
+
+// withDefaults fills the zero values in and normalises the targets. MaxTokens stays,
+// since a workload's own may take its place.
 func (o Options) withDefaults() Options {
-	if o.Entry == "" {
-		o.Entry = roundRobin
-	}
-	if o.Concurrency == 0 {
-		o.Concurrency = 1
-	}
-	if o.MaxTokens == 0 {
-		o.MaxTokens = 1
-	}
-	if o.Timeout == 0 {
-		o.Timeout = time.Minute
-	}
+	o.Entry = cmp.Or(o.Entry, roundRobin)
+	o.Concurrency = cmp.Or(o.Concurrency, 1)
+	o.Timeout = cmp.Or(o.Timeout, time.Minute)
 	if o.Dial == nil {
 		o.Dial = (&net.Dialer{}).DialContext
 	}
@@ -104,7 +125,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	o = o.withDefaults()
 	idle := o.Concurrency
-	if o.Rate > 0 {
+	if o.Rate+o.Speed > 0 {
 		idle = maxInFlight
 	}
 	transport := &http.Transport{ // without a proxy: it would be measured too
@@ -124,9 +145,18 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	g.results.bar = bar{w: o.Progress}
 	start := time.Now()
 	g.results.start(start)
-	if o.Rate > 0 {
-		g.open(ctx, start)
-	} else {
+	switch {
+	case o.Rate > 0:
+		rng, next := newRand(o.Workload.Seed, arrivalStream), start
+		g.open(ctx, func(int) time.Time {
+			next = next.Add(time.Duration(rng.ExpFloat64() / o.Rate * float64(time.Second)))
+			return next
+		})
+	case o.Speed > 0:
+		g.open(ctx, func(i int) time.Time {
+			return start.Add(time.Duration(min(float64(o.Workload.at(i))/o.Speed, math.MaxInt64/2)))
+		})
+	default:
 		g.closed(ctx)
 	}
 	g.results.bar.clear()
@@ -137,22 +167,31 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 type generator struct {
 	Options
 	client  *http.Client
-	entries []int // by request, an index into Targets
+	entries []int32 // by request, an index into Targets; nil: see entry
 	results results
 }
 
-// enter decides where each request enters.
+// enter draws where each request enters, if that is left to chance.
 func (g *generator) enter() {
-	rng := newRand(g.Workload.Seed, entryStream)
-	g.entries = make([]int, g.Workload.Len())
-	for i := range g.entries {
-		switch g.Entry {
-		case roundRobin:
-			g.entries[i] = i % len(g.Targets)
-		case randomEntry:
-			g.entries[i] = rng.IntN(len(g.Targets))
-		}
+	if g.Entry != randomEntry {
+		return
 	}
+	rng := newRand(g.Workload.Seed, entryStream)
+	g.entries = make([]int32, g.Workload.Len())
+	for i := range g.entries {
+		g.entries[i] = rng.Int32N(int32(len(g.Targets)))
+	}
+}
+
+// entry is the target of the i-th request.
+func (g *generator) entry(i int) string {
+	switch g.Entry {
+	case roundRobin:
+		return g.Targets[i%len(g.Targets)]
+	case randomEntry:
+		return g.Targets[g.entries[i]]
+	}
+	return g.Targets[0]
 }
 
 // closed runs the closed loop: each client sends when its last is answered.
@@ -176,18 +215,15 @@ func (g *generator) closed(ctx context.Context) {
 // open runs the open loop: requests are sent when they are due, answered or
 // not. A latency counts from when the request was due, so that a generator or
 // a cluster that falls behind cannot hide it.
-func (g *generator) open(ctx context.Context, start time.Time) {
-	rng := newRand(g.Workload.Seed, arrivalStream)
+func (g *generator) open(ctx context.Context, due func(i int) time.Time) {
 	slots := make(chan struct{}, maxInFlight)
 	var inFlight sync.WaitGroup
 	defer inFlight.Wait()
-	next := start
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for i := range g.Workload.Len() {
-		due := next.Add(time.Duration(rng.ExpFloat64() / g.Rate * float64(time.Second)))
-		next = due
-		timer.Reset(time.Until(due))
+		at := due(i)
+		timer.Reset(time.Until(at))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -200,7 +236,7 @@ func (g *generator) open(ctx context.Context, start time.Time) {
 		}
 		inFlight.Go(func() {
 			defer func() { <-slots }()
-			g.one(ctx, i, due)
+			g.one(ctx, i, at)
 		})
 	}
 }
@@ -209,7 +245,7 @@ func (g *generator) open(ctx context.Context, start time.Time) {
 func (g *generator) one(ctx context.Context, i int, due time.Time) {
 	limited, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
-	s, failed := g.ask(limited, g.Targets[g.entries[i]], g.Workload.Request(i), due)
+	s, failed := g.ask(limited, g.entry(i), g.Workload.Request(i), due)
 	if i < g.Warmup || failed != nil && ctx.Err() != nil {
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -55,22 +56,31 @@ type Report struct {
 	causes  map[string]string // of errors, one a kind
 }
 
-// results gathers what a run yields. Safe for concurrent use.
+// results gathers what a run yields: two times of each answer and sums of the rest,
+// so that a long run costs 16 bytes a request. Safe for concurrent use.
 type results struct {
 	mu       sync.Mutex
 	total    int
 	began    time.Time
 	bar      bar
-	samples  []sample
+	latency  []time.Duration
+	ttft     []time.Duration
+	ttftSum  time.Duration
 	failures map[string]int
 	causes   map[string]string // first of each kind
 	failed   int
-	ttft     time.Duration // sum
+
+	prompt               int            // tokens of answers that tell
+	expected, expectedOf int            // of their prompt tokens, by answers that tell
+	cached, cachedOf     int            // likewise
+	served               map[string]int // answers by node
+	named                int            // answers that name theirs
+	hopped, hops         int            // answers that were forwarded, of those that tell
 }
 
 func (r *results) start(now time.Time) {
 	r.began = now
-	r.failures, r.causes = map[string]int{}, map[string]string{}
+	r.failures, r.causes, r.served = map[string]int{}, map[string]string{}, map[string]int{}
 }
 
 // book counts one request, answered or failed.
@@ -78,8 +88,7 @@ func (r *results) book(s sample, failed *failure, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if failed == nil {
-		r.samples = append(r.samples, s)
-		r.ttft += s.ttft
+		r.answered(s)
 	} else {
 		if r.failures[failed.kind]++; r.failures[failed.kind] == 1 {
 			r.causes[failed.kind] = failed.cause.Error()
@@ -87,8 +96,33 @@ func (r *results) book(s sample, failed *failure, now time.Time) {
 		r.failed++
 	}
 	r.bar.draw(now, func() string {
-		return progressLine(len(r.samples)+r.failed, r.total, now.Sub(r.began), r.ttft/time.Duration(max(len(r.samples), 1)))
+		n := len(r.latency)
+		return progressLine(n+r.failed, r.total, now.Sub(r.began), r.ttftSum/time.Duration(max(n, 1)))
 	})
+}
+
+// answered adds up an answer. Hits weigh requests by their tokens. An estimate above
+// the whole prompt counts as the whole prompt: it is counted in bytes, and tokens vary.
+func (r *results) answered(s sample) {
+	r.latency, r.ttft = append(r.latency, s.latency), append(r.ttft, s.ttft)
+	r.ttftSum += s.ttft
+	if s.prompt > 0 {
+		r.prompt += s.prompt
+		if s.expected >= 0 {
+			r.expected, r.expectedOf = r.expected+min(s.expected, s.prompt), r.expectedOf+s.prompt
+		}
+		if s.cached >= 0 {
+			r.cached, r.cachedOf = r.cached+min(s.cached, s.prompt), r.cachedOf+s.prompt
+		}
+	}
+	if s.node != "" {
+		r.served[s.node]++
+		r.named++
+	}
+	if s.hops >= 0 {
+		r.hops++
+		r.hopped += min(s.hops, 1)
+	}
 }
 
 func report(o Options, about status, r *results, took time.Duration) *Report {
@@ -96,62 +130,23 @@ func report(o Options, about status, r *results, took time.Duration) *Report {
 		Row: Row{
 			Policy: about.policy, DelayMS: about.linkDelayMS, PollMS: about.pollMS,
 			Workload: o.Workload.Name, Data: o.Workload.data(), Seed: o.Workload.Seed, Repeats: o.Workload.Repeats,
-			Nodes: len(o.Targets), Requests: len(r.samples) + r.failed, Errors: r.failed, ErrorsByKind: r.failures,
+			Nodes: len(o.Targets), Requests: len(r.latency) + r.failed, Errors: r.failed, ErrorsByKind: r.failures,
 		},
 		Asked: r.total, Took: took, options: o, causes: r.causes,
 	}
-	rep.times(r.samples)
-	rep.hits(r.samples)
-	rep.shares(r.samples)
+	rep.prompt = r.prompt
+	rep.ExpectedHit, rep.ActualHit = share(r.expected, r.expectedOf), share(r.cached, r.cachedOf)
+	rep.ForwardedShare = share(r.hopped, r.hops)
+	if len(r.latency) > 0 {
+		rep.Mean, rep.P50, rep.P99 = summary(r.latency)
+		rep.TTFTMean, rep.TTFTP50, rep.TTFTP99 = summary(r.ttft)
+	}
+	rep.shares(r.served, r.named)
 	return rep
 }
 
-func (rep *Report) times(samples []sample) {
-	if len(samples) == 0 {
-		return
-	}
-	var latency, ttft []time.Duration
-	for _, s := range samples {
-		latency, ttft = append(latency, s.latency), append(ttft, s.ttft)
-	}
-	rep.Mean, rep.P50, rep.P99 = summary(latency)
-	rep.TTFTMean, rep.TTFTP50, rep.TTFTP99 = summary(ttft)
-}
-
-// hits weighs requests by their tokens. An estimate above the whole prompt
-// counts as the whole prompt: it is counted in bytes, and tokens vary.
-func (rep *Report) hits(samples []sample) {
-	var expected, expectedOf, cached, cachedOf int
-	for _, s := range samples {
-		if s.prompt <= 0 {
-			continue
-		}
-		rep.prompt += s.prompt
-		if s.expected >= 0 {
-			expected, expectedOf = expected+min(s.expected, s.prompt), expectedOf+s.prompt
-		}
-		if s.cached >= 0 {
-			cached, cachedOf = cached+min(s.cached, s.prompt), cachedOf+s.prompt
-		}
-	}
-	rep.ExpectedHit, rep.ActualHit = share(expected, expectedOf), share(cached, cachedOf)
-}
-
-// shares says who served, among the answers that tell.
-func (rep *Report) shares(samples []sample) {
-	served := map[string]int{}
-	var named, hopped, hops int
-	for _, s := range samples {
-		if s.node != "" {
-			served[s.node]++
-			named++
-		}
-		if s.hops >= 0 {
-			hops++
-			hopped += min(s.hops, 1)
-		}
-	}
-	rep.ForwardedShare = share(hopped, hops)
+// shares says who served, of the answers that tell.
+func (rep *Report) shares(served map[string]int, named int) {
 	rep.Nodes = max(rep.Nodes, len(served))
 	for node, n := range served {
 		if rep.ShareByNode == nil {
@@ -243,12 +238,19 @@ func (rep *Report) writeSetting(t io.Writer) {
 		repeats = "with repeats"
 	}
 	loop := fmt.Sprintf("closed loop of %d", o.Concurrency)
-	if o.Rate > 0 {
+	switch {
+	case o.Rate > 0:
 		loop = fmt.Sprintf("open loop at %g/s", o.Rate)
+	case o.Speed > 0:
+		loop = fmt.Sprintf("open loop at %g times the speed of the trace", o.Speed)
+	}
+	output := strconv.Itoa(max(o.MaxTokens, 1))
+	if o.MaxTokens == 0 && o.Workload.stream != nil {
+		output = "the trace's"
 	}
 	fmt.Fprintf(t, "workload\t%s, seed %d, %s\n", rep.Workload, rep.Seed, repeats)
 	fmt.Fprintf(t, "data\t%s\n", o.Workload.Source)
-	fmt.Fprintf(t, "driven\t%d targets, entry %s, %s, max tokens %d, warm-up %d\n", len(o.Targets), o.Entry, loop, o.MaxTokens, o.Warmup)
+	fmt.Fprintf(t, "driven\t%d targets, entry %s, %s, max tokens %s, warm-up %d\n", len(o.Targets), o.Entry, loop, output, o.Warmup)
 	if rep.Policy == "" {
 		return
 	}

@@ -68,15 +68,15 @@ func (r *session) check(unit int) error {
 	if r.Block != unit || unit < 1 || unit > maxBlockTokens {
 		return fmt.Errorf("a block_size of %d tokens; all sessions need one and the same", r.Block)
 	}
-	if r.Tools < 0 || r.System < 0 {
+	if r.Tools < 0 || r.System < 0 || r.Tools > maxLength || r.System > maxLength {
 		return fmt.Errorf("tool_tokens %d and system_tokens %d", r.Tools, r.System)
 	}
 	before := 0.0
 	for i, q := range r.Requests {
-		if q.Input < 1 || len(q.IDs) != q.Input/unit && len(q.IDs) != (q.Input-1)/unit+1 {
+		if q.Input < 1 || q.Input > maxLength || len(q.IDs) != q.Input/unit && len(q.IDs) != (q.Input-1)/unit+1 {
 			return fmt.Errorf("request %d: %d hash_ids do not make %d tokens in blocks of %d", i+1, len(q.IDs), q.Input, unit)
 		}
-		if q.Output < 0 || q.At < before || q.At > maxTraceTime.Seconds() {
+		if q.Output < 0 || q.Output > maxLength || q.At < before || q.At > maxTraceTime.Seconds() {
 			return fmt.Errorf("request %d: %d tokens out at %g s, %g s before", i+1, q.Output, q.At, before)
 		}
 		before = q.At

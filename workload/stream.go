@@ -53,7 +53,7 @@ type StreamConfig struct {
 	Name        string
 	Data        string
 	BlockTokens int    // tokens a block; 0: 16 for texts, a trace's own; a trace's can be split or joined evenly
-	Requests    int    // 0: as many as the source has; more are repeats, see Stream
+	Requests    int    // up to maxRequests; 0: as many as the source has; more are repeats, see Stream
 	Seed        uint64 // of the order, the hot topics, when sessions begin
 	Repeats     bool   // mmlu, mmlu-skewed and bbh: draw questions with replacement
 	ByTopic     bool   // with Repeats: draw a topic, then one of its questions
@@ -61,20 +61,11 @@ type StreamConfig struct {
 	Arrivals    string // CSV file with a column TIMESTAMP, as Azure's LLM traces: its times in place of the source's
 }
 
-// source is the name and the path of the data.
-func (c StreamConfig) source() (name, path string) {
-	name, path, _ = strings.Cut(c.Name, ":")
-	if path == "" {
-		path = c.Data
-	}
-	return name, path
-}
-
 // Validate reports everything that is wrong with c.
 func (c StreamConfig) Validate() error {
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	name, path := c.source()
+	name, path := sourceOf(c.Name, c.Data)
 	switch {
 	case !slices.Contains(fewShot, name) && !slices.Contains(needsData, name):
 		wrong("unknown workload %q; choose %s, %s, or one of %s with its data behind a colon", c.Name, uniform, skewed, strings.Join(needsData, ", "))
@@ -90,8 +81,8 @@ func (c StreamConfig) Validate() error {
 	if c.BlockTokens < 0 || c.BlockTokens > maxBlockTokens {
 		wrong("a block of %d tokens; take 1 to %d, or 0 for the source's own", c.BlockTokens, maxBlockTokens)
 	}
-	if c.Requests < 0 {
-		wrong("%d requests make no workload; ask for at least 1, or 0 for all", c.Requests)
+	if c.Requests < 0 || c.Requests > maxRequests {
+		wrong("%d requests make no workload; ask for 1 to %d, or 0 for all", c.Requests, maxRequests)
 	}
 	if c.Output < 0 {
 		wrong("%d tokens to generate; ask for at least 1", c.Output)
@@ -135,7 +126,7 @@ func Open(c StreamConfig) (*Stream, error) {
 		return nil, err
 	}
 	s := &Stream{StreamConfig: c, unit: 1}
-	name, path := c.source()
+	name, path := sourceOf(c.Name, c.Data)
 	var err error
 	switch name {
 	case treeOfThoughts:
@@ -229,10 +220,17 @@ func (s *Stream) Item(i int) Item {
 	if item.Output == 0 {
 		item.Output = s.Output
 	}
-	if n := len(s.arrivals); n > 0 {
-		item.At = s.arrivals[i%n] + time.Duration(i/n)*s.period
-	}
+	item.At = s.at(i)
 	return item
+}
+
+// at is when the i-th request arrives.
+func (s *Stream) at(i int) time.Duration {
+	n := len(s.arrivals)
+	if n == 0 {
+		return 0
+	}
+	return s.arrivals[i%n] + time.Duration(i/n)*s.period
 }
 
 // Items are all requests in order.

@@ -31,7 +31,7 @@ func (s *Stream) openBlocks(kind, file string) error {
 		s.unit, _ = strconv.Atoi(m[1])
 	}
 	if s.unit < 1 || s.unit > maxBlockTokens {
-		return fmt.Errorf("read trace: the name of %s does not say how many tokens a block has; name it like trace.b16.jsonl, or give the block size", file)
+		return fmt.Errorf("read trace: the name of %s does not say how many tokens a block has; name it like trace.b16.jsonl", file)
 	}
 	f, err := openFile(file)
 	if err != nil {
@@ -56,12 +56,15 @@ type traced struct {
 // maxTraceTime bounds a timestamp, so that repeats of a trace have times too.
 const maxTraceTime = 366 * 24 * time.Hour
 
+// maxLength is far above what any model reads or writes, in tokens.
+const maxLength = 1 << 24
+
 func (r *traced) check(unit int, before time.Duration) error {
 	switch at := time.Duration(r.At * float64(time.Millisecond)); {
 	case r.Input < 1 || len(r.IDs) != r.Input/unit && len(r.IDs) != (r.Input-1)/unit+1:
 		return fmt.Errorf("%d hash_ids do not make an input_length of %d in blocks of %d tokens", len(r.IDs), r.Input, unit)
-	case r.Output < 0:
-		return fmt.Errorf("an output_length of %d", r.Output)
+	case r.Input > maxLength || r.Output < 0 || r.Output > maxLength:
+		return fmt.Errorf("an input_length of %d and an output_length of %d; both have at most %d tokens", r.Input, r.Output, maxLength)
 	case r.At < 0 || r.At > float64(maxTraceTime.Milliseconds()):
 		return fmt.Errorf("a timestamp of %g ms is not within a year", r.At)
 	case at < before:

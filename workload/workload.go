@@ -12,8 +12,8 @@
 // prompts, from other few-shot sets and conversations, and from recorded traces.
 //
 // Run is the load generator: a closed loop (a number of clients, each sending
-// its next request when the last is answered) or an open one (Poisson
-// arrivals). It measures at the client, and takes from the nodes only what
+// its next request when the last is answered) or an open one (Poisson arrivals,
+// or a trace's own). It measures at the client, and takes from the nodes only what
 // their answers say of themselves.
 package workload
 
@@ -24,16 +24,22 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"time"
 )
 
-// The workloads by name; chatPrefix is followed by a file.
+// The sources of real prompts, by name. A source's data stands behind a colon:
+// chat:FILE.
 const (
-	uniform    = "mmlu"
-	skewed     = "mmlu-skewed"
-	bigBench   = "bbh"
-	chatPrefix = "chat:"
+	uniform  = "mmlu"
+	skewed   = "mmlu-skewed"
+	bigBench = "bbh"
+	chats    = "chat"
 )
+
+// maxRequests is far above what anyone waits for: a request costs some 40 bytes.
+const maxRequests = 10_000_000
 
 // The skew of the paper's section 4: 80 % of requests from 20 % of topics.
 const (
@@ -49,47 +55,74 @@ const (
 	arrivalStream
 	syntheticStream
 	sessionStream
+	tailStream
+	blockRounds // and all above it: one for each round of a trace
 )
 
 func newRand(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-// A Request is one prompt, for /v1/completions if it is text and for
+// A Request is one prompt, for /v1/completions if it is text or tokens and for
 // /v1/chat/completions if Chat is set.
 type Request struct {
 	Topic  string                     // subject of the prompt; "" where the source has none
 	Prompt string                     // text to complete
+	Tokens []int32                    // ids to complete, in its place
 	Chat   map[string]json.RawMessage // OpenAI chat request: messages, tools and the like; shared, not to be changed
+	Output int                        // tokens to generate; 0 where the source does not say
 }
 
 // Config says which requests a Workload holds.
 type Config struct {
-	Name     string // mmlu, mmlu-skewed, bbh or chat:FILE
-	Data     string // folder with MMLU's dev/ and test/, "" takes the synthetic set; or with the files of BIG-Bench Hard
-	Requests int    // at least 1
+	// Name is the source, its data behind a colon or in Data:
+	//
+	//	mmlu, mmlu-skewed   the paper's prompts; a folder with MMLU's dev/ and test/, or without data synthetic ones
+	//	bbh:DIR             BIG-Bench Hard with chain-of-thought examples
+	//	chat:FILE           JSON lines of OpenAI chat requests, in the order of the file
+	//	stream:FILE         a trace of block ids, see StreamConfig: prompts that share text as far as they share ids
+	//	mooncake:FILE       the same, blocks of 512 tokens unless the file's name says otherwise
+	Name     string
+	Data     string
+	Requests int    // 1 to maxRequests; of a trace more than it has are repeats, see Stream
 	Seed     uint64 // of the order, and of the hot topics
 	Repeats  bool   // draw with replacement; else each question comes at most once
 	ByTopic  bool   // with Repeats: draw a topic, then one of its questions; else topics weigh as many as they have
+	TokenIDs bool   // of a trace: prompts are token ids, exact in number, not words
 }
+
+// sourceOf splits a workload's name from its data, which stands behind a colon or by itself.
+func sourceOf(name, data string) (source, path string) {
+	source, path, _ = strings.Cut(name, ":")
+	return source, cmp.Or(path, data)
+}
+
+// isTrace says whether the source holds block ids, not prompts.
+func isTrace(source string) bool { return source == blockStream || source == mooncake }
 
 // Validate reports everything that is wrong with c.
 func (c Config) Validate() error {
 	var problems []error
-	file, chat := strings.CutPrefix(c.Name, chatPrefix)
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	source, path := sourceOf(c.Name, c.Data)
+	few := slices.Contains(fewShot, source)
 	switch {
-	case c.Name == bigBench && c.Data == "":
-		problems = append(problems, fmt.Errorf("workload %s needs its data; name the folder of its JSON and text files with --data", bigBench))
-	case c.Name != uniform && c.Name != skewed && c.Name != bigBench && !chat:
-		problems = append(problems, fmt.Errorf("unknown workload %q; choose %s, %s, %s or %sFILE", c.Name, uniform, skewed, bigBench, chatPrefix))
-	case chat && file == "":
-		problems = append(problems, errors.New("workload chat: names no file; write chat:FILE"))
-	case chat && c.Data != "":
-		problems = append(problems, errors.New("workload chat:FILE has its data in the file; leave out --data"))
+	case !few && source != chats && !isTrace(source):
+		wrong("--workload: there is no %q; choose %s, %s, %s:DIR, %s:FILE, %s:FILE or %s:FILE", c.Name, uniform, skewed, bigBench, chats, blockStream, mooncake)
+	case path == "" && source != uniform && source != skewed:
+		wrong("--workload %s needs its data; write %s:PATH", source, source)
+	case strings.Contains(c.Name, ":") && c.Data != "":
+		wrong("--workload %s names its data; leave out --data", c.Name)
 	}
-	if c.ByTopic && (!c.Repeats || chat) {
-		problems = append(problems, errors.New("a topic drawn before its question needs topics and repeats; add --repeats"))
+	if c.ByTopic && !(c.Repeats && few) {
+		wrong("a topic drawn before its question needs topics and repeats; add --repeats")
 	}
-	if c.Requests < 1 {
-		problems = append(problems, fmt.Errorf("%d requests make no workload; ask for at least 1", c.Requests))
+	if c.Repeats && isTrace(source) {
+		wrong("--workload %s is replayed in its order; leave out --repeats", source)
+	}
+	if c.TokenIDs && !isTrace(source) {
+		wrong("--token-ids is for traces of blocks; leave it out, or take --workload %s:FILE or %s:FILE", blockStream, mooncake)
+	}
+	if c.Requests < 1 || c.Requests > maxRequests {
+		wrong("--requests: %d make no workload; ask for 1 to %d", c.Requests, maxRequests)
 	}
 	return errors.Join(problems...)
 }
@@ -99,10 +132,12 @@ func (c Config) Validate() error {
 type Workload struct {
 	Config
 	Source string // where the prompts come from, for people to read
+	Timed  bool   // whether Request.At says anything
 
 	subjects []subject
 	chats    []map[string]json.RawMessage
 	picks    []pick
+	stream   *Stream // of a trace, in place of the others
 }
 
 // A pick is one question of one subject, or one chat request.
@@ -115,23 +150,30 @@ func New(c Config) (*Workload, error) {
 		return nil, err
 	}
 	w := &Workload{Config: c}
+	source, path := sourceOf(c.Name, c.Data)
 	var err error
-	if file, chat := strings.CutPrefix(c.Name, chatPrefix); chat {
-		w.chats, err = readChats(file)
-		w.Source = fmt.Sprintf("%s (%d requests)", file, len(w.chats))
-	} else {
-		w.subjects, w.Source, err = readSubjects(c.Name, c.Data)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if w.chats != nil {
+	switch {
+	case isTrace(source):
+		if w.stream, err = Open(StreamConfig{Name: source, Data: path, Requests: c.Requests}); err != nil {
+			return nil, err
+		}
+		w.Source, w.Timed = w.stream.Source, w.stream.Timed
+		return w, nil
+	case source == chats:
+		if w.chats, err = readChats(path); err != nil {
+			return nil, err
+		}
+		w.Source = fmt.Sprintf("%s (%d requests)", path, len(w.chats))
 		w.picks, err = inOrder(newRand(c.Seed, orderStream), len(w.chats), c)
-	} else {
+	default:
+		if w.subjects, w.Source, err = readSubjects(source, path); err != nil {
+			return nil, err
+		}
+		c.Name = source
 		w.picks, err = lay(c, w.subjects)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("workload %s: %w", c.Name, err)
+		return nil, fmt.Errorf("workload %s: %w", source, err)
 	}
 	return w, nil
 }
@@ -179,17 +221,18 @@ func (c Config) draw(rng *rand.Rand, subjects []subject, indices []int, n int) (
 
 // data is the path of the prompts, for scripts to read.
 func (w *Workload) data() string {
-	if file, chat := strings.CutPrefix(w.Name, chatPrefix); chat {
-		return file
-	}
-	return cmp.Or(w.Data, "synthetic")
+	_, path := sourceOf(w.Name, w.Data)
+	return cmp.Or(path, "synthetic")
 }
 
 // Len is the number of requests.
-func (w *Workload) Len() int { return len(w.picks) }
+func (w *Workload) Len() int { return w.Requests }
 
 // Request builds the i-th request, 0 <= i < Len.
 func (w *Workload) Request(i int) Request {
+	if w.stream != nil {
+		return w.replayed(i)
+	}
 	p := w.picks[i]
 	if w.chats != nil {
 		return Request{Chat: w.chats[p.question]}
@@ -197,6 +240,9 @@ func (w *Workload) Request(i int) Request {
 	s := &w.subjects[p.subject]
 	return Request{Topic: s.name, Prompt: s.prompt(int(p.question))}
 }
+
+// at is when the i-th request arrives, if the workload is Timed.
+func (w *Workload) at(i int) time.Duration { return w.stream.at(i) }
 
 // skew takes 80 % of the requests from a fifth of the subjects, drawn by rng,
 // and the rest from the others. The share is exact, the order is shuffled.

@@ -120,7 +120,7 @@ D. 4
 Answer:`,
 	}
 	if got := w.Request(0); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %q\nwant %q", got, want)
+		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 }
 
@@ -293,10 +293,10 @@ func TestChatFile(t *testing.T) {
 		"broken":   "{\"messages\":[1]}\n{\"messages\":",
 		"wordless": `{"prompt":"a"}`,
 	})
-	file := func(name string) string { return chatPrefix + filepath.Join(dir, name) }
+	file := func(name string) string { return "chat:" + filepath.Join(dir, name) }
 	all := requests(mustNew(t, Config{Name: file("good"), Requests: 2}))
 	if len(all) != 2 || len(all[0].Chat) != 1 || string(all[0].Chat["messages"]) != `[{"role":"user","content":"a<b"}]` || len(all[1].Chat) != 2 {
-		t.Errorf("read %s", all)
+		t.Errorf("read %+v", all)
 	}
 	if n := mustNew(t, Config{Name: file("good"), Requests: 9, Repeats: true}).Len(); n != 9 {
 		t.Errorf("%d requests with repeats, want 9", n)
@@ -310,14 +310,20 @@ func TestChatFile(t *testing.T) {
 	}
 }
 
-// Everything that is wrong with a configuration is said at once.
+// Everything that is wrong with a configuration is said at once, flag and remedy.
 func TestConfigProblems(t *testing.T) {
 	for want, c := range map[string]Config{
-		`unknown workload "x"; choose mmlu, mmlu-skewed, bbh or chat:FILE`: {Name: "x"},
-		"0 requests make no workload":                                      {Name: "x"},
-		"bbh needs its data":                                               {Name: "bbh", Requests: 1},
-		"names no file":                                                    {Name: chatPrefix, Requests: 1},
-		"leave out --data":                                                 {Name: "chat:a", Data: "b", Requests: 1},
+		`--workload: there is no "x"; choose mmlu, mmlu-skewed, bbh:DIR, chat:FILE, stream:FILE or mooncake:FILE`: {Name: "x", Requests: 1},
+		`there is no ""`: {Requests: 1},
+		"--requests: 0 make no workload; ask for 1":   {Name: "x"},
+		"--requests: 9223372036854775807 make":        {Name: uniform, Requests: math.MaxInt},
+		"--workload bbh needs its data; write bbh:":   {Name: "bbh", Requests: 1},
+		"--workload chat needs its data; write chat:": {Name: "chat:", Requests: 1},
+		"--workload stream needs its data":            {Name: "stream", Requests: 1},
+		"leave out --data":                            {Name: "chat:a", Data: "b", Requests: 1},
+		"leave out --repeats":                         {Name: "mooncake:a", Repeats: true, Requests: 1},
+		"--token-ids is for traces":                   {Name: uniform, TokenIDs: true, Requests: 1},
+		"add --repeats":                               {Name: uniform, ByTopic: true, Requests: 1},
 	} {
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v does not say %q", c, err, want)
