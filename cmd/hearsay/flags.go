@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -34,6 +35,23 @@ func addGroups(cmd *cobra.Command, groups ...flagGroup) {
 		fmt.Fprintf(out, "\nEvery flag can stand in the --config file and in the environment: --peer-listen is HEARSAY_PEER_LISTEN.\n")
 		return nil
 	})
+}
+
+// flagError says in the operator's terms what is wrong with a command line.
+func flagError(cmd *cobra.Command, err error) error {
+	help := fmt.Sprintf("see `%s --help`", cmd.CommandPath())
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return fmt.Errorf("%w; %s", err, help)
+	}
+	is, known := map[string]string{
+		"int": "is no whole number", "int64": "is no whole number", "uint64": "is no whole number from 0 on", "float64": "is no number",
+		"duration": "is no duration such as 500ms or 2m", "bool": "is neither true nor false",
+	}[bad.GetFlag().Value.Type()]
+	if !known {
+		return fmt.Errorf("%w; %s", err, help)
+	}
+	return fmt.Errorf("--%s: %q %s; %s", bad.GetFlag().Name, bad.GetValue(), is, help)
 }
 
 // fillFlags sets the flags that the command line left alone, in a command that

@@ -52,6 +52,7 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(serveCommand(), demoCommand(), benchCommand(), simCommand(), statusCommand())
 	return root
 }
