@@ -78,6 +78,7 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 		return nil, err
 	}
 	copyEndToEnd(out.Header, q.http.Header)
+	dropOwn(out.Header)
 	if out.Header["User-Agent"] == nil {
 		out.Header["User-Agent"] = []string{""} // or net/http adds its own
 	}

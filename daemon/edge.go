@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -55,11 +54,7 @@ func (d *Daemon) apiHandler() http.Handler {
 
 // serveClient answers a request of a client.
 func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request) {
-	for name := range r.Header {
-		if strings.HasPrefix(name, ownHeaders) {
-			delete(r.Header, name)
-		}
-	}
+	dropOwn(r.Header)
 	identify(r.Header)
 	w.Header().Set(requestIDHeader, r.Header.Get(requestIDHeader))
 	if !d.authorized(r.Header) {
@@ -68,6 +63,16 @@ func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	d.serve(w, r, "")
+}
+
+// dropOwn takes out what nodes say to each other: no client may say it, and no
+// engine needs to hear it.
+func dropOwn(h http.Header) {
+	for name := range h {
+		if strings.HasPrefix(name, ownHeaders) {
+			delete(h, name)
+		}
+	}
 }
 
 // serveForwarded answers a request of a peer.
@@ -156,8 +161,7 @@ func endpoint(u *url.URL) (dialect.Endpoint, bool) {
 func serveHealthy(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }
 
 func (d *Daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(d.Status())
+	writeJSON(w, http.StatusOK, d.Status())
 }
 
 // serveReady says whether a load balancer should send clients here: the engine

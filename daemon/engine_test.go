@@ -34,6 +34,25 @@ type behaviour struct {
 	between time.Duration                           // between two pieces of a stream
 	linger  time.Duration                           // after the last byte
 	fail    func(w http.ResponseWriter) (done bool) // instead of an answer
+	models  []string                                // m where there are none
+	sick    func(w http.ResponseWriter) (done bool) // instead of a list of models
+	seen    func(r *http.Request, body []byte)      // of every prompt
+}
+
+// list answers /v1/models.
+func (e *stubEngine) list(w http.ResponseWriter, r *http.Request) {
+	b := e.now()
+	if b.sick != nil && b.sick(w) {
+		return
+	}
+	var entries []string
+	for _, id := range append([]string{}, b.models...) {
+		entries = append(entries, fmt.Sprintf(`{"id":%q,"object":"model","max_model_len":4096,"of":%q}`, id, e.name))
+	}
+	if entries == nil {
+		entries = []string{`{"id":"m","object":"model"}`}
+	}
+	_, _ = fmt.Fprintf(w, `{"object":"list","data":[%s]}`, strings.Join(entries, ","))
 }
 
 func (e *stubEngine) set(change func(b *behaviour)) {
@@ -84,7 +103,7 @@ func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Path == "/v1/models" {
-		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+		e.list(w, r)
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
@@ -95,6 +114,9 @@ func (e *stubEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	b := e.now()
+	if b.seen != nil {
+		b.seen(r, body)
+	}
 	if !e.wait(r.Context(), b.prefill) {
 		return
 	}

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -113,8 +112,10 @@ func (d *Daemon) canonicalModel(asked string) string {
 func (d *Daemon) serveModels(w http.ResponseWriter, q *request) result {
 	res := result{outcome: outcomeOK, status: http.StatusOK, decision: node.Decision{Node: d.cfg.Node.Name, Self: true, Reason: "all nodes"}}
 	models := d.clusterModels(q)
-	list := map[string]any{"object": "list", "data": models}
-	var out any = list
+	var out any = struct {
+		Object string            `json:"object"`
+		Data   []json.RawMessage `json:"data"`
+	}{"list", models}
 	if id, one := strings.CutPrefix(q.http.URL.Path, modelsPath+"/"); one {
 		i := slices.IndexFunc(models, func(raw json.RawMessage) bool { return idOf(raw) == id })
 		if i < 0 {
@@ -122,15 +123,8 @@ func (d *Daemon) serveModels(w http.ResponseWriter, q *request) result {
 		}
 		out = models[i]
 	}
-	var body bytes.Buffer
-	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(out)
 	d.describe(w.Header(), q, res.decision)
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(body.Len()))
-	w.WriteHeader(res.status)
-	_, _ = w.Write(body.Bytes())
+	writeJSON(w, res.status, out)
 	return res
 }
 

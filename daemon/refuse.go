@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -114,11 +115,26 @@ func writeError(w http.ResponseWriter, status int, code, message string) {
 	case status >= 500:
 		kind = "server_error"
 	}
-	body, _ := json.Marshal(map[string]any{"error": map[string]any{
-		"message": message, "type": kind, "param": nil, "code": code,
-	}})
+	var body struct {
+		Error struct {
+			Message string  `json:"message"`
+			Type    string  `json:"type"`
+			Param   *string `json:"param"`
+			Code    string  `json:"code"`
+		} `json:"error"`
+	}
+	body.Error.Message, body.Error.Type, body.Error.Code = message, kind, code
+	writeJSON(w, status, body)
+}
+
+// writeJSON answers with v, as it is to be read by people too.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	var body bytes.Buffer
+	encoder := json.NewEncoder(&body)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(v)
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.Header().Set("Content-Length", strconv.Itoa(body.Len()))
 	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	_, _ = w.Write(body.Bytes())
 }

@@ -150,7 +150,7 @@ func copyEndToEnd(to, from http.Header) {
 		}
 	}
 	for name, values := range from {
-		if !hopByHop[name] && !named[name] && name != hopHeader {
+		if !hopByHop[name] && !named[name] {
 			to[name] = slices.Clone(values)
 		}
 	}

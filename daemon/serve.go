@@ -69,7 +69,8 @@ func (d *Daemon) survive(w http.ResponseWriter, q *request) (res result) {
 			return
 		}
 		d.panicked("a request", v)
-		if res = d.refuse(w, q, errPanic); q.answered {
+		cut := q.answered
+		if res = d.refuse(w, q, errPanic); cut {
 			res.outcome, res.cut = outcomeBroken, true
 		}
 	}()

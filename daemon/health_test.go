@@ -1,0 +1,100 @@
+package daemon
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	refusedDial = &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	slowProbe   = errors.New("no answer in time")
+)
+
+// One slow probe is a busy engine; so many as are configured, one that is down. A
+// refused connection is certain, and means that its cache is gone.
+func TestHealthOfProbes(t *testing.T) {
+	var h health
+	step := func(err error, state string, cleared bool) {
+		t.Helper()
+		if got := h.probe(err, 3, 2); got != cleared || h.state() != state {
+			t.Errorf("after %v: %s, cleared %v; want %s, %v", err, h.state(), got, state, cleared)
+		}
+	}
+	if h.state() != "starting" {
+		t.Errorf("at first: %s", h.state())
+	}
+	step(nil, "ready", false)
+	for range 2 {
+		step(slowProbe, "ready", false)
+		step(slowProbe, "ready", false)
+		step(nil, "ready", false)
+	}
+	step(slowProbe, "ready", false)
+	step(slowProbe, "ready", false)
+	step(slowProbe, "down", false)
+	step(nil, "down", false)
+	step(slowProbe, "down", false)
+	step(nil, "down", false)
+	step(nil, "ready", false)
+	step(refusedDial, "down", false)
+	step(nil, "down", true)
+	step(nil, "ready", false)
+	step(errDenied, "credentials", false)
+	step(nil, "ready", false)
+}
+
+// A frozen engine goes on listing its models. After three generations without an
+// answer no client is sent to it, until it answers the node's own.
+func TestStuckEngine(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 2, s.engineOf, func(c *Config) { c.FirstByteTimeout = 10 * time.Second })
+		s["n1"].set(func(b *behaviour) { b.prefill = time.Hour })
+		for range strikesMax {
+			if r := c.complete("n1", "x"); r.status != http.StatusGatewayTimeout || code(t, r) != "timeout" {
+				t.Errorf("a frozen engine: %d %s", r.status, r.body)
+			}
+		}
+		if r := c.complete("n1", "x"); r.status != 200 || r.header.Get(nodeHeader) != "n2" {
+			t.Errorf("then: %d from %s", r.status, r.header.Get(nodeHeader))
+		}
+		c.stop("n2")
+		time.Sleep(time.Second)
+		begun := time.Now()
+		if r := c.complete("n1", "x"); r.status != 503 || code(t, r) != "engine_stuck" || r.header.Get("Retry-After") == "" || time.Since(begun) > 0 {
+			t.Errorf("with nobody else: %d %s after %v", r.status, r.body, time.Since(begun))
+		}
+		if r := c.do(t.Context(), "n1", http.MethodGet, "/readyz", ""); r.status != 503 {
+			t.Errorf("ready: %d", r.status)
+		}
+		s["n1"].set(func(b *behaviour) { b.prefill = 0 })
+		time.Sleep(trialWaitMax + trialTimeout + time.Second)
+		if r := c.complete("n1", "x"); r.status != 200 {
+			t.Errorf("after it has thawed: %d %s", r.status, r.body)
+		}
+	})
+}
+
+// An engine that wants credentials is told apart from one that is down.
+func TestEngineWantsCredentials(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		var given string
+		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.EngineKey = "engine-key" })
+		s["n1"].set(func(b *behaviour) {
+			b.seen = func(r *http.Request, _ []byte) { given = r.Header.Get("Authorization") }
+			b.sick = func(w http.ResponseWriter) bool { w.WriteHeader(401); return true }
+		})
+		time.Sleep(5 * time.Second)
+		if st := c.nodes["n1"].Status(); st.EngineState != "credentials" {
+			t.Errorf("state %q, %s", st.EngineState, st.EngineError)
+		}
+		if r := c.complete("n1", "x"); r.status != 200 || given != "Bearer engine-key" {
+			t.Errorf("%d with key %q", r.status, given)
+		}
+	})
+}
