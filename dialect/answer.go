@@ -15,8 +15,8 @@ type Usage struct {
 
 const (
 	// answerMax bounds what a Scanner keeps of one answer, its text and a body
-	// that is no stream, and lineMax one line or event of a stream, in bytes.
-	// Beyond them the answer still passes but is not learnt from.
+	// that is no stream of events, and lineMax one line or event of a stream, in
+	// bytes. Beyond them the answer still passes but is not learnt from.
 	answerMax = 1 << 20
 	lineMax   = 256 << 10
 
@@ -116,13 +116,17 @@ func (s *Scanner) scan(p []byte) []byte {
 			end = bytes.IndexByte(p, '\r')
 		}
 	}
+	limit := lineMax
+	if s.framing == lines { // the last one of Ollama's may hold all token ids
+		limit = answerMax
+	}
 	if end < 0 {
-		s.hold(p, lineMax)
+		s.hold(p, limit)
 		return nil
 	}
 	line := p[:end]
 	if len(s.line) > 0 || s.skipping {
-		s.hold(line, lineMax)
+		s.hold(line, limit)
 		line = s.line
 	}
 	s.afterCR = p[end] == '\r'
@@ -184,7 +188,7 @@ func (s *Scanner) dispatch() {
 
 // object takes one JSON value of an answer, a piece of a stream or the whole.
 func (s *Scanner) object(data []byte) {
-	if err := s.doc.parse(data); err != nil {
+	if s.doc.parse(data) != nil {
 		s.began, s.cut = true, true
 		return
 	}
@@ -246,7 +250,7 @@ func (s *Scanner) Generated() (tokens int, exact bool) { return s.generated, !s.
 // Resumable says that what has come of the stream is text and nothing else, such
 // as reasoning, calls of tools or further choices, and that it has not finished.
 func (s *Scanner) Resumable() bool {
-	return s.framing == events && !s.cut && !s.mixed && !s.finished && !s.ended
+	return s.framing == events && (s.dialect == Chat || s.dialect == Completion) && !s.cut && !s.mixed && !s.finished && !s.ended
 }
 
 // Ended says whether the stream said that it is whole.

@@ -32,7 +32,11 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-func endpoint(t testing.TB, path string) Endpoint {
+func endpoint(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, path string,
+) Endpoint {
 	t.Helper()
 	e, ok := Lookup(path)
 	if !ok {

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"bytes"
 	"encoding/binary"
 )
 
@@ -64,7 +65,7 @@ func (p *prompt) render(d Dialect, f fields) (chat bool) {
 	for _, system := range []value{f.system, f.instructions} {
 		if !p.null(system) {
 			p.text = appendMessage(p.text, "system")
-			p.content(system)
+			p.system(system)
 		}
 	}
 	if d == Responses {
@@ -77,6 +78,27 @@ func (p *prompt) render(d Dialect, f fields) (chat bool) {
 		}
 	}
 	return true
+}
+
+// billing begins a block that Claude Code puts first in its system prompt, with
+// a value that changes from one request to the next. vLLM takes it out
+// (entrypoints/anthropic/serving.py); if it counted here, no two requests of
+// that client would share a prefix.
+const billing = "x-anthropic-billing-header"
+
+// system writes the content of a system message that stands outside of the
+// messages.
+func (p *prompt) system(v value) {
+	if p.kind(v) != '[' {
+		p.content(v)
+		return
+	}
+	for block := range p.elements(v) {
+		from := len(p.text)
+		if p.part(block); bytes.HasPrefix(p.text[from:], []byte(billing)) {
+			p.text = p.text[:from]
+		}
+	}
 }
 
 // message writes one message: its role, its content, and then what else of it
@@ -191,75 +213,66 @@ func (p *prompt) medium(v value) {
 	p.text = p.appendCanonical(p.text, v)
 }
 
-// completion writes a prompt without roles: a text, or token ids, or a list in
-// which texts and ids take turns (llama.cpp), or a list of such prompts. A batch
-// is named by its prompts in their order, so it goes where its first one is
-// cached, and as far as the others follow.
+// completion writes a prompt without roles, or a list of such prompts. A batch is
+// named by its prompts in their order: it goes where its first one is cached, and
+// as far as the others follow. As llama.cpp has it (tokenize_input_prompts in
+// tools/server), a list with a number in it is one prompt.
 func (p *prompt) completion(v value) {
-	if p.null(v) {
-		return
+	batch := p.kind(v) == '['
+	for e := range p.elements(v) {
+		batch = batch && !p.number(e)
 	}
-	if p.kind(v) != '[' {
+	if !batch {
 		p.piece(v)
 		return
 	}
-	mixed := false // one prompt in pieces: there is a number among them
+	first := true
 	for e := range p.elements(v) {
-		mixed = mixed || p.number(e)
-	}
-	first, ids := true, false
-	for e := range p.elements(v) {
-		if !mixed && !first {
+		if !first {
 			p.text = append(p.text, startPart...)
 		}
 		first = false
-		switch {
-		case p.kind(e) == '[':
-			p.sequence(e)
-		case mixed:
-			ids = p.pieceOf(e, ids)
-		default:
-			p.piece(e)
-		}
+		p.piece(e)
 	}
 }
 
-// sequence writes a list of token ids and texts that is one prompt.
-func (p *prompt) sequence(v value) {
-	ids := false
-	for e := range p.elements(v) {
-		ids = p.pieceOf(e, ids)
-	}
-}
-
-// pieceOf writes a token id or a text, and says whether it was an id; ids says
-// whether the piece before was.
-func (p *prompt) pieceOf(v value, ids bool) bool {
-	id, ok := p.integer(v)
-	if !ok {
-		p.piece(v)
-		return false
-	}
-	if !ids {
-		p.text = appendMessage(p.text, "tokens")
-	}
-	p.text = binary.LittleEndian.AppendUint32(p.text, uint32(id))
-	return true
-}
-
-// piece writes a text, or a prompt of llama.cpp with its pictures.
+// piece writes one prompt: a text, or a list in which texts and token ids may
+// take turns, or one of the two with pictures (llama.cpp).
 func (p *prompt) piece(v value) {
-	if p.kind(v) == '"' {
-		p.text = p.appendString(p.text, v)
-		return
+	text := v
+	if p.kind(v) == '{' {
+		text = p.member(v, "prompt_string")
+		p.media(p.member(v, "multimodal_data"))
 	}
-	text, data := p.member(v, "prompt_string"), p.member(v, "multimodal_data")
-	if p.kind(text) == '"' {
-		p.media(data)
+	switch {
+	case p.null(v):
+	case p.kind(text) == '"':
 		p.text = p.appendString(p.text, text)
-		return
+	case p.kind(text) == '[':
+		p.sequence(text)
+	default:
+		p.text = p.appendCanonical(p.text, v)
 	}
-	p.text = p.appendCanonical(p.text, v)
+}
+
+// sequence writes texts as they read and token ids as four bytes each.
+func (p *prompt) sequence(v value) {
+	inIDs := false
+	for e := range p.elements(v) {
+		id, isID := p.integer(e)
+		switch {
+		case isID && !inIDs:
+			p.text = appendMessage(p.text, "tokens")
+			fallthrough
+		case isID:
+			p.text = binary.LittleEndian.AppendUint32(p.text, uint32(id))
+		case p.kind(e) == '"':
+			p.text = p.appendString(p.text, e)
+		default:
+			p.text = p.appendCanonical(p.text, e)
+		}
+		inIDs = isID
+	}
 }
 
 // ollamaGenerate writes a prompt that Ollama puts into the model's template as

@@ -69,7 +69,7 @@ func Read(e Endpoint, body []byte) (Request, error) {
 	var f fields
 	models := 0
 	for key, v := range p.members(p.root()) {
-		if string(key) == "model" || len(key) == len("model") && string(foldKey(key)) == "model" {
+		if bytes.EqualFold(key, []byte("model")) {
 			models++
 		}
 		if at := f.named(key); at != nil {
@@ -95,7 +95,7 @@ func Read(e Endpoint, body []byte) (Request, error) {
 		r.Replayable = false
 		return r, nil
 	}
-	p.text = make([]byte, 0, len(body))
+	p.text = make([]byte, 0, min(len(body), 16<<10)) // a picture is most of a body and none of its text
 	r.Chat = p.render(e.Dialect, f)
 	r.Text = p.text
 	r.resume = p.plan(e.Dialect, f)
