@@ -52,7 +52,11 @@ const rumorFormat = 2
 //
 // A quantity above its limit is sent as the limit; a model whose name is too long,
 // and those beyond the limit, are left out.
-func (r Rumor) AppendBinary(b []byte) []byte {
+func (r Rumor) AppendBinary(b []byte) []byte { return r.Tree.AppendBinary(r.AppendHead(b)) }
+
+// AppendHead appends what stands before Tree in the rumor's encoding. A tree that
+// has not changed since the last rumor is so encoded once.
+func (r Rumor) AppendHead(b []byte) []byte {
 	b = append(b, rumorFormat)
 	b = binary.AppendUvarint(b, uint64(len(r.Author)))
 	b = append(b, r.Author...)
@@ -66,7 +70,7 @@ func (r Rumor) AppendBinary(b []byte) []byte {
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return r.Tree.AppendBinary(appendModels(b, r.Models))
+	return appendModels(b, r.Models)
 }
 
 func bit(set bool) uint64 {

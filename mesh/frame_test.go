@@ -6,6 +6,9 @@ import (
 	"io"
 	"runtime"
 	"testing"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
 )
 
 // What frame writes readFrame reads, and knows a clean end from a broken one.
@@ -70,4 +73,23 @@ func FuzzReadFrame(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A rumor is encoded once for all streams, and a tree once while it does not change.
+func TestATreeIsEncodedOnce(t *testing.T) {
+	r := gossip.Rumor{Author: "n1", Life: 1, Version: 1, Every: time.Second, Tree: bigTree(1 << 10)}
+	first := newSpoken(r, nil)
+	r.Version = 2
+	second := newSpoken(r, first)
+	r.Version, r.Tree = 3, bigTree(2<<10)
+	third := newSpoken(r, second)
+	if &first.tree()[0] != &second.tree()[0] || &second.frame()[0] != &second.frame()[0] {
+		t.Error("bytes that were made are made again")
+	}
+	for i, s := range []*spoken{first, second, third} {
+		kind, payload, err := readFrame(bytes.NewReader(s.frame()))
+		if err != nil || kind != frameRumor || !bytes.Equal(payload, s.AppendBinary(nil)) {
+			t.Errorf("the frame of rumor %d does not hold it: %v", i+1, err)
+		}
+	}
 }

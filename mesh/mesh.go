@@ -207,13 +207,13 @@ var goodName = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9._-]{1,%d}$`, gossip.M
 // Addr returns the address that peers dial, ip:port.
 func (m *Mesh) Addr() string { return m.addr }
 
-// Broadcast hands r to every peer's stream and returns; it costs one encoding.
-// Where an earlier rumor still waits, r takes its place. Who connects later hears
-// it first.
+// Broadcast hands r to every peer's stream and returns; the first of them that
+// sends it encodes it. Where an earlier rumor still waits, r takes its place. Who
+// connects later hears it first.
 func (m *Mesh) Broadcast(r gossip.Rumor) {
-	s := &spoken{ack: ack{r.Life, r.Version}, frame: frame(frameRumor, r.AppendBinary(make([]byte, frameHeader)))}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	s := newSpoken(r, m.latest)
 	m.latest = s
 	for _, p := range m.peers {
 		if p.stream != nil {

@@ -26,10 +26,25 @@ const (
 
 var errLeft = errors.New("peer said goodbye")
 
-// spoken is a rumor ready to be sent, shared by all streams and never changed.
+// spoken is a rumor to be sent, shared by all streams. The first that sends it
+// makes its bytes, so one that is replaced before costs none, and the bytes of a
+// tree serve until the tree has changed.
 type spoken struct {
-	ack
-	frame []byte
+	gossip.Rumor
+	tree, frame func() []byte
+}
+
+func newSpoken(r gossip.Rumor, last *spoken) *spoken {
+	s := &spoken{Rumor: r}
+	if last != nil && last.Tree == r.Tree {
+		s.tree = last.tree
+	} else {
+		s.tree = sync.OnceValue(func() []byte { return r.Tree.AppendBinary(nil) })
+	}
+	s.frame = sync.OnceValue(func() []byte {
+		return frame(frameRumor, append(r.AppendHead(make([]byte, frameHeader)), s.tree()...))
+	})
+	return s
 }
 
 // stream is the rumor connection to one peer. What waits to be sent is one slot of
@@ -114,8 +129,9 @@ func (s *stream) write() {
 }
 
 func (s *stream) sendRumor(r *spoken) error {
-	tail := max(0, len(r.frame)-writeStep)
-	if err := s.send(r.frame[:tail]); err != nil {
+	b := r.frame()
+	tail := max(0, len(b)-writeStep)
+	if err := s.send(b[:tail]); err != nil {
 		return err
 	}
 	// The clock starts at the last piece, so that a large rumor does not read as
@@ -123,13 +139,13 @@ func (s *stream) sendRumor(r *spoken) error {
 	// trip do not restart it for ever.
 	s.mu.Lock()
 	if s.timedAt.IsZero() {
-		s.timed, s.timedAt = r.ack, time.Now()
+		s.timed, s.timedAt = ack{r.Life, r.Version}, time.Now()
 	}
 	s.mu.Unlock()
-	if err := s.send(r.frame[tail:]); err != nil {
+	if err := s.send(b[tail:]); err != nil {
 		return err
 	}
-	s.mesh.count(s.peer, len(r.frame), 0)
+	s.mesh.count(s.peer, len(b), 0)
 	return nil
 }
 
