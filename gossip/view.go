@@ -50,8 +50,9 @@ const (
 // A View is what one node believes of its peers. It is not safe for concurrent
 // use. Create it with NewView.
 type View struct {
-	cfg   Config
-	peers []*peer // by name
+	cfg    Config
+	peers  []*peer // by name
+	byName map[string]*peer
 }
 
 type peer struct {
@@ -106,7 +107,7 @@ func NewView(cfg Config) *View {
 	set(&cfg.SuspectAfter, defaultSuspectAfter)
 	set(&cfg.CreditsMax, defaultCreditsMax)
 	set(&cfg.PeersMax, defaultPeersMax)
-	return &View{cfg: cfg}
+	return &View{cfg: cfg, byName: map[string]*peer{}}
 }
 
 // Hear applies a rumor that came at now and reports whether it did. It does so
@@ -120,7 +121,7 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	if r.Author == v.cfg.Self || r.Author == "" {
 		return false
 	}
-	p := v.find(r.Author)
+	p := v.byName[r.Author]
 	if p == nil {
 		if p = v.admit(now, r.Author); p == nil {
 			return false
@@ -144,7 +145,7 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 // is refused rather than older credits dropped: those are about to be replaced,
 // and a set that loses heads of chains is no longer prefix-closed.
 func (v *View) Credit(now time.Time, peer string, c prefix.Chain) {
-	p := v.find(peer)
+	p := v.byName[peer]
 	if p == nil {
 		return
 	}
@@ -167,7 +168,7 @@ func (v *View) Credit(now time.Time, peer string, c prefix.Chain) {
 // in a row. Failures of requests that were under way when the doubt began count
 // as one, but each asks for a new sign of life.
 func (v *View) Fail(now time.Time, peer string) {
-	p := v.find(peer)
+	p := v.byName[peer]
 	if p == nil {
 		return
 	}
@@ -182,14 +183,14 @@ func (v *View) Fail(now time.Time, peer string) {
 // Pause records that peer asked to be sent nothing until then, other than by a
 // rumor. Its next rumor, which knows better, replaces it.
 func (v *View) Pause(peer string, until time.Time) {
-	if p := v.find(peer); p != nil && until.After(p.pausedUntil) {
+	if p := v.byName[peer]; p != nil && until.After(p.pausedUntil) {
 		p.pausedUntil = until
 	}
 }
 
 // Succeed records that peer answered a request: whatever failed before is over.
 func (v *View) Succeed(now time.Time, peer string) {
-	if p := v.find(peer); p != nil {
+	if p := v.byName[peer]; p != nil {
 		p.failures = 0
 	}
 }
@@ -199,13 +200,14 @@ func (v *View) Succeed(now time.Time, peer string) {
 func (v *View) Forget(peer string) {
 	if i, ok := v.search(peer); ok {
 		v.peers = slices.Delete(v.peers, i, i+1)
+		delete(v.byName, peer)
 	}
 }
 
 // Match returns how many leading blocks of c peer is believed to hold, by its
 // last rumor and the credits since. Of an unknown peer it is 0.
 func (v *View) Match(peer string, c prefix.Chain) int {
-	if p := v.find(peer); p != nil {
+	if p := v.byName[peer]; p != nil {
 		return p.match(c)
 	}
 	return 0
@@ -214,13 +216,13 @@ func (v *View) Match(peer string, c prefix.Chain) int {
 // Usable reports whether requests may be sent to peer: it is known, heard of
 // lately, and not doubted. It may be paused.
 func (v *View) Usable(now time.Time, peer string) bool {
-	p := v.find(peer)
+	p := v.byName[peer]
 	return p != nil && v.look(now, p).Usable()
 }
 
 // Suspected reports whether peer has been silent for too long, or was never heard.
 func (v *View) Suspected(now time.Time, peer string) bool {
-	p := v.find(peer)
+	p := v.byName[peer]
 	return p == nil || v.suspected(now, p)
 }
 
@@ -246,15 +248,9 @@ func (v *View) Matches(now time.Time, c prefix.Chain) iter.Seq2[Peer, int] {
 	}
 }
 
+// search finds where in peers a name stands or would stand.
 func (v *View) search(name string) (int, bool) {
 	return slices.BinarySearchFunc(v.peers, name, func(p *peer, name string) int { return strings.Compare(p.name, name) })
-}
-
-func (v *View) find(name string) *peer {
-	if i, ok := v.search(name); ok {
-		return v.peers[i]
-	}
-	return nil
 }
 
 // admit makes room for a new peer: when the view is full, in the place of the
@@ -270,6 +266,7 @@ func (v *View) admit(now time.Time, name string) *peer {
 	i, _ := v.search(name)
 	p := &peer{name: name}
 	v.peers = slices.Insert(v.peers, i, p)
+	v.byName[name] = p
 	return p
 }
 
