@@ -207,7 +207,7 @@ func (p *prompt) media(v value) {
 func (p *prompt) medium(v value) {
 	if p.kind(v) == '"' {
 		raw := p.raw(v)
-		p.text = appendMedia(p.text, raw[1:len(raw)-1])
+		p.text = appendMedia(p.text, raw[1:len(raw)-1], true)
 		return
 	}
 	p.text = p.appendCanonical(p.text, v)

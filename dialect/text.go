@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"bytes"
+	"encoding/hex"
 	"slices"
 	"unicode"
 	"unicode/utf8"
@@ -14,8 +15,7 @@ import (
 const surrogateLead = 0xED
 
 // appendUnescaped appends the text of a checked JSON string, given without its
-// quotes. With keep, quotes and backslashes stay escaped, and the result can stand
-// in a JSON string.
+// quotes. With keep, what must be escaped in JSON stays so, in one way of several.
 func appendUnescaped(dst, raw []byte, keep bool) []byte {
 	for {
 		i := bytes.IndexByte(raw, '\\')
@@ -39,12 +39,24 @@ func appendUnescaped(dst, raw []byte, keep bool) []byte {
 		case 'u':
 			c, raw = hex4(raw), raw[4:]
 		}
-		if keep && (c == '"' || c == '\\') {
-			dst = append(dst, '\\')
+		if keep && (c < ' ' || c == '"' || c == '\\') {
+			dst = appendEscaped(dst, byte(c))
+		} else {
+			dst = appendRune(dst, c)
 		}
-		dst = appendRune(dst, c)
 	}
 }
+
+// appendEscaped appends a quote, a backslash or a control character as it stands
+// in a JSON string.
+func appendEscaped(dst []byte, c byte) []byte {
+	if c >= ' ' {
+		return append(dst, '\\', c)
+	}
+	return append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xF])
+}
+
+const hexDigits = "0123456789abcdef"
 
 // appendRune appends a character, a lone surrogate, or the second half of the
 // surrogate pair of which dst ends with the first.
@@ -61,17 +73,14 @@ func appendRune(dst []byte, c rune) []byte {
 
 // appendQuoted appends text as a JSON string.
 func appendQuoted(dst []byte, text string) []byte {
-	const digits = "0123456789abcdef"
 	dst = append(dst, '"')
 	for i := 0; i < len(text); i++ {
 		c := text[i]
 		switch {
-		case c == '"' || c == '\\':
-			dst = append(dst, '\\', c)
-		case c < ' ':
-			dst = append(dst, '\\', 'u', '0', '0', digits[c>>4], digits[c&0xF])
+		case c < ' ' || c == '"' || c == '\\':
+			dst = appendEscaped(dst, c)
 		case c == surrogateLead && i+2 < len(text) && text[i+1] >= 0xA0:
-			dst = append(dst, '\\', 'u', 'd', digits[text[i+1]>>2&0xF], digits[text[i+1]&3<<2|text[i+2]>>4&3], digits[text[i+2]&0xF])
+			dst = append(dst, '\\', 'u', 'd', hexDigits[text[i+1]>>2&0xF], hexDigits[text[i+1]&3<<2|text[i+2]>>4&3], hexDigits[text[i+2]&0xF])
 			i += 2
 		default:
 			dst = append(dst, c)
@@ -210,33 +219,26 @@ func (d *doc) appendCanonicalString(dst []byte, v value, media bool) []byte {
 	raw := d.raw(v)
 	raw = raw[1 : len(raw)-1]
 	dst = append(dst, '"')
-	if media || bytes.HasPrefix(raw, []byte("data:")) {
-		dst = appendMedia(dst, raw)
+	if media || len(raw) > 0 && (raw[0] == 'd' || raw[0] == '\\') {
+		dst = appendMedia(dst, raw, media)
 	} else {
 		dst = appendUnescaped(dst, raw, true)
 	}
 	return append(dst, '"')
 }
 
-// appendMedia names an image or a recording, which passes as base64 in a JSON
-// string, given without its quotes. The hash is not a cryptographic one: who
-// makes two pictures share a name has them computed where neither is cached.
-func appendMedia(dst, raw []byte) []byte {
-	from := len(dst)
-	if len(raw) < mediaMin {
-		return appendUnescaped(dst, raw, true)
-	}
+// appendMedia appends the text of a checked JSON string as it stands in canonical
+// JSON, or its name if it is long and an image or a recording: it is known to be
+// such, or is a data: URL. The hash is not a cryptographic one: who makes two
+// pictures share a name has them computed where neither is cached.
+func appendMedia(dst, raw []byte, known bool) []byte {
+	text := raw
 	if bytes.IndexByte(raw, '\\') >= 0 {
-		dst = appendUnescaped(dst, raw, true)
-		raw = dst[from:]
+		text = appendUnescaped(nil, raw, true)
 	}
-	sum := xxh3.Hash128(raw)
-	const digits = "0123456789abcdef"
-	dst = dst[:from]
-	for _, half := range []uint64{sum.Hi, sum.Lo} {
-		for shift := 60; shift >= 0; shift -= 4 {
-			dst = append(dst, digits[half>>shift&0xF])
-		}
+	if len(text) < mediaMin || !known && !bytes.HasPrefix(text, []byte("data:")) {
+		return append(dst, text...)
 	}
-	return dst
+	sum := xxh3.Hash128(text).Bytes()
+	return hex.AppendEncode(dst, sum[:])
 }
