@@ -91,6 +91,9 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 		d.authorize(out.Header)
 	} else {
 		out.Header.Set(hopHeader, d.cfg.Node.Name)
+		if v := q.http.Header.Get(resumeHeader); v != "" {
+			out.Header.Set(resumeHeader, v)
+		}
 		out.Header.Set(deadlineHeader, strconv.FormatInt(time.Until(q.deadline).Milliseconds(), 10))
 	}
 	return out, nil

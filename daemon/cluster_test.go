@@ -150,6 +150,8 @@ type reply struct {
 	header http.Header
 	body   []byte
 	err    error // the body broke off
+
+	trailer http.Header
 }
 
 func (c *cluster) do(ctx context.Context, name, method, path, body string) reply {
@@ -164,7 +166,7 @@ func (c *cluster) do(ctx context.Context, name, method, path, body string) reply
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	return reply{resp.StatusCode, resp.Header, data, err}
+	return reply{resp.StatusCode, resp.Header, data, err, resp.Trailer}
 }
 
 // complete asks a node for a completion of one token.

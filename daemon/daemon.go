@@ -48,6 +48,7 @@ type Config struct {
 	EngineKey   string            // sent to the engine in the place of a client's; none: the client's
 	Aliases     map[string]string // names for models of the engine
 	AnyModel    bool              // the engine serves whatever name it is asked for
+	Continues   bool              // the engine finishes a message of the assistant when told so (continue_final_message)
 
 	BodyMax          int64         // bytes of one request's body; default 32 MiB
 	BodiesMax        int64         // bytes of all requests that wait for an answer to begin; default 512 MiB

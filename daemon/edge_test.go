@@ -29,7 +29,7 @@ func (c *cluster) send(name, path, body string, header http.Header) reply {
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	return reply{resp.StatusCode, resp.Header, data, err}
+	return reply{resp.StatusCode, resp.Header, data, err, resp.Trailer}
 }
 
 // twoHops is a cluster in which n1 forwards the prompt of law to n2, and what n2's

@@ -20,6 +20,7 @@ type metrics struct {
 	actualTokens   prometheus.Counter
 	ttft           *prometheus.HistogramVec
 	failures       *prometheus.CounterVec
+	resumed        prometheus.Counter
 	panics         prometheus.Counter
 }
 
@@ -51,12 +52,16 @@ func newMetrics(d *Daemon) *metrics {
 			Name: "hearsay_failures_total",
 			Help: "Requests that got no first byte, by the node that failed: a peer, or this one.",
 		}, []string{"node"}),
+		resumed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "hearsay_resumed_total",
+			Help: "Streams that broke off and whose rest was had from another node, byte for byte.",
+		}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "hearsay_panics_total",
 			Help: "Faults of this program that cost one request or one rumor; the log says where.",
 		}),
 	}
-	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures, m.panics,
+	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures, m.resumed, m.panics,
 		stateCollector{d}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -83,7 +88,7 @@ func (d *Daemon) book(q *request, res result) {
 	d.log.Info("request",
 		"request_id", brief(q.http.Header.Get(requestIDHeader)), "trace_id", traceID(q.http.Header),
 		"path", cmp.Or(q.endpoint.Route, "unknown"), "model", brief(q.read.Model), "outcome", res.outcome, "status", res.status,
-		"hop", hop, "node", decision.Node, "reason", decision.Reason, "tries", len(q.tried)+1,
+		"hop", hop, "node", decision.Node, "reason", decision.Reason, "tries", len(q.tried)+1, "resumed", res.resumed,
 		"prompt_tokens", res.usage.Prompt, "expected_tokens", decision.Expected, "cached_tokens", res.usage.Cached,
 		"ttft_ms", milliseconds(res.ttft), "total_ms", milliseconds(time.Since(q.arrived)))
 }

@@ -19,6 +19,7 @@ var (
 	errClosed   = errors.New("the node has shut down")
 	errNotFound = errors.New("there is nothing here")
 	errPanic    = errors.New("this node failed at the request")
+	errNoResume = errors.New("this node's engine cannot go on from a text")
 )
 
 // An unreadableError is a body that is refused rather than passed on unread.
@@ -32,6 +33,7 @@ const (
 	codeClosed      = "shutting_down"
 	codeNoModel     = "model_not_found"
 	codeTooLarge    = "request_too_large"
+	codeNoResume    = "cannot_resume"
 	codeStuck       = "engine_stuck"
 	codeUnavailable = "engine_unavailable"
 )
@@ -70,6 +72,8 @@ func (d *Daemon) explain(err error, q *request) refusal {
 		return refusal{503, codeClosed, errClosed.Error(), true, true}
 	case errors.Is(err, errStuck):
 		return refusal{503, codeStuck, errStuck.Error() + "; try again later", true, true}
+	case errors.Is(err, errNoResume):
+		return refusal{409, codeNoResume, errNoResume.Error(), false, true}
 	case errors.Is(err, errPanic):
 		return refusal{500, "internal_error", errPanic.Error() + "; its log says where", false, false}
 	case errors.Is(err, errTimeout):

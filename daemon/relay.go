@@ -32,6 +32,7 @@ type result struct {
 	ttft     time.Duration // to the first piece of the body that is no comment
 	usage    dialect.Usage
 	known    bool // usage.Cached is what the engine reported
+	resumed  int  // times that the rest of it came from another node
 	cut      bool // the client's connection is to be cut: never a fake end
 }
 
@@ -51,51 +52,65 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	q.answered = true
 	w.WriteHeader(res.status)
 
-	scanner := dialect.NewScanner(q.endpoint, a.resp.Header.Get)
-	began := func() { res.ttft = time.Since(q.arrived) }
-	upstream, client := d.pass(w, a, scanner, began)
+	p := &passage{d: d, w: w, q: q, scanner: dialect.NewScanner(q.endpoint, a.resp.Header.Get), from: decision, answer: a}
+	if d.mayResume(q) && res.status == http.StatusOK {
+		p.rewriter = new(dialect.Rewriter)
+	} else {
+		d.release(q)
+	}
+	upstream, client := p.pass()
+	for upstream != nil && q.http.Context().Err() == nil && p.resume(upstream) {
+		upstream, client = p.pass()
+	}
+	defer p.answer.close()
 	switch left := q.http.Context().Err() != nil; {
-	case scanner.Ended(): // a client may leave as soon as it has read that
+	case p.scanner.Ended(): // a client may leave as soon as it has read that
 	case client != nil, upstream != nil && left:
 		res.outcome, res.cut = d.cutShort(), true
 	case upstream != nil:
 		res.outcome, res.cut = outcomeBroken, true
-		d.log.Warn("answer broke off", "request_id", q.http.Header.Get(requestIDHeader), "node", decision.Node, "err", upstream)
+		d.log.Warn("answer broke off", "request_id", q.http.Header.Get(requestIDHeader), "node", p.from.Node, "err", upstream)
 	}
-	res.usage, res.known = scanner.Usage()
-	if res.outcome == outcomeOK && q.route.Bytes > 0 {
-		d.learn(q, res, scanner)
+	res.ttft, res.resumed = p.ttft, len(p.resumedAt)
+	res.usage, res.known = p.scanner.Usage()
+	if res.outcome == outcomeOK && q.route.Bytes > 0 && res.resumed == 0 {
+		d.learn(q, res, p.scanner)
 	}
 	return res
 }
 
-// pass copies the body to the client, flushing each piece as it comes, and to
-// the scanner. It calls began at the first piece that is more than a comment, and
-// returns which side failed, if one did.
-func (d *Daemon) pass(w http.ResponseWriter, a *answer, scanner *dialect.Scanner, began func()) (upstream, client error) {
-	control := http.NewResponseController(w)
+// A passage is the way of one answer's body to its client.
+type passage struct {
+	d        *Daemon
+	w        http.ResponseWriter
+	q        *request
+	scanner  *dialect.Scanner
+	rewriter *dialect.Rewriter // nil where the answer could not be resumed
+
+	from      node.Decision // who gives it now
+	answer    *answer
+	ttft      time.Duration // 0 until a piece came that is more than a comment
+	resumedAt []string      // nodes
+}
+
+// pass copies the body to the client, flushing each piece as it comes, and to the
+// scanner. It returns which side failed, if one did.
+func (p *passage) pass() (upstream, client error) {
+	control := http.NewResponseController(p.w)
 	piece := make([]byte, pieceBytes)
-	idle := time.AfterFunc(d.cfg.IdleTimeout, func() { a.cancel(errIdle) })
+	idle := time.AfterFunc(p.d.cfg.IdleTimeout, func() { p.answer.cancel(errIdle) })
 	defer idle.Stop()
 	for {
-		n, err := a.body.Read(piece)
+		n, err := p.answer.body.Read(piece)
 		idle.Stop() // a slow client is not an idle engine
-		if n > 0 {
-			_, _ = scanner.Write(piece[:n])
-			if began != nil && scanner.Began() {
-				began()
-				began = nil
+		out := piece[:n]
+		if p.rewriter != nil {
+			if out = p.rewriter.Write(out); errors.Is(err, io.EOF) {
+				out = append(out, p.rewriter.Rest()...)
 			}
-			_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
-			if _, client = w.Write(piece[:n]); client != nil {
-				return nil, client
-			}
-			if client = control.Flush(); client != nil {
-				return nil, client
-			}
-			// The engine may take longer than that to the next piece, and
-			// on HTTP/2 a deadline cuts a stream that writes nothing.
-			_ = control.SetWriteDeadline(time.Time{})
+		}
+		if client = p.send(control, out); client != nil {
+			return nil, client
 		}
 		if errors.Is(err, io.EOF) {
 			return nil, nil
@@ -103,8 +118,29 @@ func (d *Daemon) pass(w http.ResponseWriter, a *answer, scanner *dialect.Scanner
 		if err != nil {
 			return err, nil
 		}
-		idle.Reset(d.cfg.IdleTimeout)
+		idle.Reset(p.d.cfg.IdleTimeout)
 	}
+}
+
+func (p *passage) send(control *http.ResponseController, out []byte) error {
+	if len(out) == 0 {
+		return nil
+	}
+	_, _ = p.scanner.Write(out)
+	if p.ttft == 0 && p.scanner.Began() {
+		p.ttft = time.Since(p.q.arrived)
+	}
+	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
+	if _, err := p.w.Write(out); err != nil {
+		return err
+	}
+	if err := control.Flush(); err != nil {
+		return err
+	}
+	// The engine may take longer than that to the next piece, and on HTTP/2 a
+	// deadline cuts a stream that writes nothing.
+	_ = control.SetWriteDeadline(time.Time{})
+	return nil
 }
 
 // learn tells the node what the engine said of its cache. The next turn of a

@@ -108,8 +108,6 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 		a, failed := d.ask(q, decision)
 		switch {
 		case failed == nil:
-			defer a.close()
-			d.release(q)
 			return d.relay(w, q, decision, a)
 		case q.http.Context().Err() != nil:
 			return result{outcome: d.cutShort(), decision: decision, cut: true}
@@ -190,6 +188,9 @@ func (d *Daemon) name(q *request) error {
 	case err != nil:
 		d.log.Debug("request without a readable prompt", "request_id", q.http.Header.Get(requestIDHeader), "err", err)
 		return nil
+	}
+	if p.Chat && q.http.Header.Get(resumeHeader) != "" && !d.cfg.Continues {
+		return errNoResume
 	}
 	q.read, q.named = p, true
 	q.route.Model = d.canonicalModel(p.Model)
@@ -302,7 +303,6 @@ func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
 // word for word, or with an error of this node's own.
 func (d *Daemon) giveUp(w http.ResponseWriter, q *request) result {
 	if a := q.failed.answer; a != nil {
-		d.release(q)
 		return d.relay(w, q, q.failed.decision, a)
 	}
 	return d.refuse(w, q, q.failed)

@@ -29,7 +29,7 @@ func (e api) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error
 	}
 	stream, err := e.Engine.Generate(ctx, Request{
 		Prompt: prompt, MaxTokens: c.MaxTokens,
-		Temperature: c.Temperature, TopP: c.TopP, Seed: c.Seed, Stop: c.Stop, TrimSpace: c.Chat,
+		Temperature: c.Temperature, TopP: c.TopP, Seed: c.Seed, Stop: c.Stop, TrimSpace: c.Chat && !unfinished(c),
 	})
 	if err != nil {
 		return nil, refusal(err, c)
@@ -41,7 +41,7 @@ func (e api) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error
 func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 	var text string
 	if c.Chat {
-		text, err = renderChat(c.Fields["messages"])
+		text, err = renderChat(c.Fields["messages"], unfinished(c))
 	} else {
 		text, ids, err = c.Prompt()
 	}
@@ -55,6 +55,13 @@ func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 		return nil, openai.BadRequest("prompt", "%v", err)
 	}
 	return ids, nil
+}
+
+// unfinished says whether a chat's last message is to be gone on with. A field of
+// another type than a boolean is no wish.
+func unfinished(c *openai.Call) (wish bool) {
+	_ = c.Fields.Get("continue_final_message", &wish, "a boolean")
+	return wish
 }
 
 // encode gives the prompt's tokens. A text that is too long whatever its tokens

@@ -28,8 +28,10 @@ var speakers = map[string]string{
 	"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool",
 }
 
-// renderChat gives the prompt for the API's messages.
-func renderChat(raw json.RawMessage) (string, error) {
+// renderChat gives the prompt for the API's messages. With unfinished the last one,
+// an assistant's, is left open to be gone on with (continue_final_message, as vLLM
+// and SGLang have it).
+func renderChat(raw json.RawMessage, unfinished bool) (string, error) {
 	var messages []openai.Object
 	if json.Unmarshal(raw, &messages) != nil || len(messages) == 0 {
 		return "", openai.BadRequest("messages", "messages must be a list of at least one message")
@@ -48,7 +50,14 @@ func renderChat(raw json.RawMessage) (string, error) {
 		if err != nil {
 			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
 		}
-		b.WriteString(speaker + ": " + content + "\n\n")
+		b.WriteString(speaker + ": " + content)
+		if unfinished && i == len(messages)-1 {
+			if role != "assistant" {
+				return "", openai.BadRequest("continue_final_message", "continue_final_message goes on with a message of the assistant; the last one is of role %q", role)
+			}
+			return b.String(), nil
+		}
+		b.WriteString("\n\n")
 	}
 	return b.String() + openLine, nil
 }
