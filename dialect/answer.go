@@ -207,7 +207,7 @@ func (s *Scanner) object(data []byte) {
 	}
 	root := s.doc.root()
 	if s.doc.kind(root) == '[' { // the answers to a batch: the first counts
-		if root = s.doc.inside(root); s.doc.kind(root) == ']' {
+		if root = s.doc.first(root); !root.given() {
 			return
 		}
 	}

@@ -51,7 +51,7 @@ func FuzzParse(f *testing.F) {
 		if got, want := string(d.raw(root)), strings.Trim(body, " \n\r\t"); got != want {
 			t.Fatalf("%q was taken for %q", want, got)
 		}
-		if next := d.behind(root).box; next != len(d.boxes) {
+		if next := root.next; next != len(d.boxes) {
 			t.Fatalf("%q has %d boxes, of which %d are within it", body, len(d.boxes), next)
 		}
 		var list []json.RawMessage

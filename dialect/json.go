@@ -16,8 +16,14 @@ import (
 // request that an engine takes comes near it.
 const DepthMax = 512
 
+// boxesMax is how many lists and objects a text may hold, which bounds the index
+// to 8 MiB. A conversation has a few for each message.
+const boxesMax = 1 << 20
+
 // ErrDepth is the error of a body that is nested deeper than DepthMax.
 var ErrDepth = errors.New("JSON nested too deep")
+
+var errBoxes = errors.New("JSON of too many lists and objects")
 
 // A doc is a JSON text that was checked once, from front to back, and can be
 // walked without further errors. The check leaves behind where each list and
@@ -27,6 +33,9 @@ type doc struct {
 	b     []byte
 	boxes []box // lists and objects in the order in which they open, from 1 on
 	fold  bool  // keys count without regard to case
+
+	stack   []frame  // scratch of appendCanonical
+	ordered []member // likewise
 }
 
 type box struct {
@@ -34,11 +43,16 @@ type box struct {
 	next uint32 // the first box that opens after it
 }
 
-// A value is where one stands in a doc: its offset, and the first box that
-// opens there or later. The zero value is none.
-type value struct{ at, box int }
+// A value is one in a doc: its bytes, and the boxes that are in it. The zero
+// value is none.
+type value struct {
+	at, end   int // b[at:end]
+	box, next int // boxes[box:next]
+}
 
 func (v value) given() bool { return v.box > 0 }
+
+func (v value) span() Span { return Span{v.at, v.end} }
 
 // parse checks that b is one JSON value as RFC 8259 has it, up to DepthMax. Bytes
 // that are not UTF-8 pass. It takes time linear in len(b), and eight bytes for
@@ -57,6 +71,9 @@ func (d *doc) parse(b []byte) error {
 		case '{', '[':
 			if depth == DepthMax {
 				return ErrDepth
+			}
+			if len(d.boxes) > boxesMax {
+				return errBoxes
 			}
 			open[depth], kind[depth] = uint32(len(d.boxes)), c
 			depth++
@@ -249,7 +266,47 @@ func hex4(b []byte) rune {
 }
 
 // root is the whole text's value.
-func (d *doc) root() value { return value{d.space(0), 1} }
+func (d *doc) root() value { return d.value(d.space(0), 1) }
+
+// value returns the value that begins at an offset, where box is the first box
+// that opens there or later. A list or object is stepped over at once.
+func (d *doc) value(at, box int) value {
+	i := at
+	switch d.b[at] {
+	case '{', '[':
+		return value{at, int(d.boxes[box].end), box, int(d.boxes[box].next)}
+	case '"':
+		for i = plain(d.b, i+1); d.b[i] == '\\'; {
+			i = plain(d.b, i+2)
+		}
+		return value{at, i + 1, box, box}
+	}
+	for i < len(d.b) && d.b[i] > ' ' && d.b[i] != ',' && d.b[i] != ']' && d.b[i] != '}' {
+		i++
+	}
+	return value{at, i, box, box}
+}
+
+// first returns the first value in a list, or the first key in an object.
+func (d *doc) first(v value) value {
+	if i := d.space(v.at + 1); d.b[i] != d.b[v.at]+2 {
+		return d.value(i, v.box+1)
+	}
+	return value{}
+}
+
+// after returns what a comma separates from v: the next value, or the next key.
+func (d *doc) after(v value) value {
+	if i := d.space(v.end); d.b[i] == ',' {
+		return d.value(d.space(i+1), v.next)
+	}
+	return value{}
+}
+
+// held returns the value behind a key.
+func (d *doc) held(key value) value {
+	return d.value(d.space(d.space(key.end)+1), key.next)
+}
 
 // kind returns the first byte of v, one of { [ " t f n - or a digit, and n for
 // none: what is not there is null.
@@ -260,26 +317,11 @@ func (d *doc) kind(v value) byte {
 	return d.b[v.at]
 }
 
-// behind steps over v.
-func (d *doc) behind(v value) value {
-	i := v.at
-	switch d.b[i] {
-	case '{', '[':
-		return value{int(d.boxes[v.box].end), int(d.boxes[v.box].next)}
-	case '"':
-		for i = plain(d.b, i+1); d.b[i] == '\\'; {
-			i = plain(d.b, i+2)
-		}
-		return value{i + 1, v.box}
-	}
-	for i < len(d.b) && d.b[i] > ' ' && d.b[i] != ',' && d.b[i] != ']' && d.b[i] != '}' {
-		i++
-	}
-	return value{i, v.box}
-}
-
 // raw returns v as it was written.
-func (d *doc) raw(v value) []byte { return d.b[v.at:d.behind(v).at] }
+func (d *doc) raw(v value) []byte { return d.b[v.at:v.end] }
+
+// inner returns the string v as it was written, without its quotes.
+func (d *doc) inner(v value) []byte { return d.b[v.at+1 : v.end-1] }
 
 // members yields the keys and values of v, if it is an object, in the order in
 // which they were written.
@@ -288,13 +330,12 @@ func (d *doc) members(v value) iter.Seq2[[]byte, value] {
 		if d.kind(v) != '{' {
 			return
 		}
-		for v = d.inside(v); d.b[v.at] != '}'; v = d.next(v) {
-			behind := d.behind(v)
-			key := d.key(d.b[v.at+1 : behind.at-1])
-			v.at = d.space(d.space(behind.at) + 1)
-			if !yield(key, v) {
+		for key := d.first(v); key.given(); {
+			m := d.held(key)
+			if !yield(d.key(key), m) {
 				return
 			}
+			key = d.after(m)
 		}
 	}
 }
@@ -315,35 +356,24 @@ func (d *doc) elements(v value) iter.Seq[value] {
 		if d.kind(v) != '[' {
 			return
 		}
-		for v = d.inside(v); d.b[v.at] != ']'; v = d.next(v) {
-			if !yield(v) {
+		for e := d.first(v); e.given(); e = d.after(e) {
+			if !yield(e) {
 				return
 			}
 		}
 	}
 }
 
-// inside steps from a list or object to what comes first in it.
-func (d *doc) inside(v value) value { return value{d.space(v.at + 1), v.box + 1} }
-
-// next steps from a value in a list or object to what follows it there.
-func (d *doc) next(v value) value {
-	v = d.behind(v)
-	if v.at = d.space(v.at); d.b[v.at] == ',' {
-		v.at = d.space(v.at + 1)
+// key returns a key as it counts.
+func (d *doc) key(v value) []byte {
+	key := d.inner(v)
+	if bytes.IndexByte(key, '\\') >= 0 {
+		key = appendUnescaped(nil, key, false)
 	}
-	return v
-}
-
-// key returns a key as it counts, from its bytes between the quotes.
-func (d *doc) key(raw []byte) []byte {
-	if bytes.IndexByte(raw, '\\') >= 0 {
-		raw = appendUnescaped(nil, raw, false)
+	if d.fold && bytes.ContainsFunc(key, func(c rune) bool { return c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' }) {
+		key = foldKey(key)
 	}
-	if d.fold && bytes.ContainsFunc(raw, func(c rune) bool { return c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' }) {
-		raw = foldKey(raw)
-	}
-	return raw
+	return key
 }
 
 // appendString appends the text of v, if it is a string.
@@ -351,8 +381,12 @@ func (d *doc) appendString(dst []byte, v value) []byte {
 	if d.kind(v) != '"' {
 		return dst
 	}
-	raw := d.raw(v)
-	return appendUnescaped(dst, raw[1:len(raw)-1], false)
+	return appendUnescaped(dst, d.inner(v), false)
+}
+
+// is says whether v is a string of this text, written without escapes.
+func (d *doc) is(v value, text string) bool {
+	return d.kind(v) == '"' && string(d.inner(v)) == text
 }
 
 // str returns the text of v, if it is a string.
@@ -367,9 +401,9 @@ func (d *doc) empty(v value) bool {
 	case 'n', 'f':
 		return true
 	case '"':
-		return d.b[v.at+1] == '"'
+		return v.end == v.at+2
 	case '[', '{':
-		return d.b[d.space(v.at+1)] == d.b[v.at]+2
+		return !d.first(v).given()
 	}
 	return false
 }

@@ -131,7 +131,8 @@ func (p *prompt) message(m value) {
 			rest[7] = v
 		}
 	}
-	p.text = appendMessage(p.text, p.str(role))
+	p.text = append(p.text, startPart...)
+	p.text = append(p.appendString(p.text, role), startText...)
 	p.media(rest[0])
 	p.content(content)
 	for _, v := range rest[1:] {
@@ -206,8 +207,7 @@ func (p *prompt) media(v value) {
 
 func (p *prompt) medium(v value) {
 	if p.kind(v) == '"' {
-		raw := p.raw(v)
-		p.text = appendMedia(p.text, raw[1:len(raw)-1], true)
+		p.text = appendMedia(p.text, p.inner(v), true)
 		return
 	}
 	p.text = p.appendCanonical(p.text, v)

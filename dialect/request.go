@@ -84,7 +84,7 @@ func Read(e Endpoint, body []byte) (Request, error) {
 	}
 	if p.kind(f.model) == '"' {
 		r.Model = p.str(f.model)
-		r.ModelAt = Span{f.model.at, p.behind(f.model).at}
+		r.ModelAt = f.model.span()
 	}
 	r.Stream = p.stream(e.Dialect, f.stream)
 	r.Scope = prefix.Scope{Model: r.Model, Adapter: p.adapter(f), Salt: p.salt(f)}
@@ -95,9 +95,11 @@ func Read(e Endpoint, body []byte) (Request, error) {
 		r.Replayable = false
 		return r, nil
 	}
-	p.text = make([]byte, 0, min(len(body), 16<<10)) // a picture is most of a body and none of its text
+	p.text = make([]byte, 0, min(len(body), 1<<20)) // more is likely to be a picture, which has a name of a few bytes
 	r.Chat = p.render(e.Dialect, f)
-	r.Text = p.text
+	if r.Text = p.text; cap(r.Text) > 2*len(r.Text) {
+		r.Text = bytes.Clone(r.Text)
+	}
 	r.resume = p.plan(e.Dialect, f)
 	return r, nil
 }

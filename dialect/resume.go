@@ -88,7 +88,7 @@ func (p *prompt) plan(d Dialect, f fields) plan {
 			return plan{}
 		}
 	}
-	way := plan{dialect: d, prompt: p.behind(prompt).at - 1, end: p.behind(p.root()).at - 1}
+	way := plan{dialect: d, prompt: prompt.end - 1, end: p.root().end - 1}
 	way.first = d == Chat && p.empty(prompt)
 	for _, v := range []value{f.maxTokens, f.maxCompletionTokens} {
 		if p.null(v) {
@@ -98,7 +98,7 @@ func (p *prompt) plan(d Dialect, f fields) plan {
 		if !ok {
 			return plan{}
 		}
-		way.limits = append(way.limits, limit{Span{v.at, p.behind(v).at}, n})
+		way.limits = append(way.limits, limit{v.span(), n})
 	}
 	return way
 }

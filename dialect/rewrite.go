@@ -153,7 +153,7 @@ func (w *Rewriter) edits() (edits []edit) {
 	}
 	d := &w.doc
 	for key, v := range d.members(d.root()) {
-		at := Span{v.at, d.behind(v).at}
+		at := v.span()
 		switch {
 		case string(key) == "id" && w.id != nil:
 			edits = append(edits, edit{at, string(w.id)})
@@ -179,7 +179,7 @@ func (w *Rewriter) recount(usage value) (edits []edit) {
 		default:
 			continue
 		}
-		edits = append(edits, edit{Span{v.at, w.doc.behind(v).at}, strconv.Itoa(n)})
+		edits = append(edits, edit{v.span(), strconv.Itoa(n)})
 	}
 	return edits
 }

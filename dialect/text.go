@@ -124,7 +124,7 @@ type member struct {
 type frame struct {
 	obj    bool
 	first  bool
-	at     value // in a list: what comes next
+	rest   value // in a list: what comes next
 	lo, hi int   // in an object: its members, and those still to come
 }
 
@@ -134,9 +134,7 @@ type frame struct {
 // are named by a hash of their content, and cache_control, which says nothing to
 // the model, is left out. Takes time linear in the value but for sorting.
 func (d *doc) appendCanonical(dst []byte, v value) []byte {
-	var stack []frame
-	var members []member
-	media := false
+	stack, members, media := d.stack[:0], d.ordered[:0], false
 	for {
 		switch c := d.b[v.at]; c {
 		case '{':
@@ -151,7 +149,7 @@ func (d *doc) appendCanonical(dst []byte, v value) []byte {
 			stack = append(stack, frame{obj: true, first: true, lo: lo, hi: lo})
 		case '[':
 			dst = append(dst, '[')
-			stack = append(stack, frame{first: true, at: d.inside(v)})
+			stack = append(stack, frame{first: true, rest: d.first(v)})
 		case '"':
 			dst = d.appendCanonicalString(dst, v, media)
 		default:
@@ -159,10 +157,11 @@ func (d *doc) appendCanonical(dst []byte, v value) []byte {
 		}
 		for {
 			if len(stack) == 0 {
+				d.stack, d.ordered = stack, members
 				return dst
 			}
 			f := &stack[len(stack)-1]
-			done := f.obj && f.hi == len(members) || !f.obj && d.b[f.at.at] == ']'
+			done := f.obj && f.hi == len(members) || !f.obj && !f.rest.given()
 			if done {
 				if dst = append(dst, ']'); f.obj {
 					dst[len(dst)-1] = '}'
@@ -175,7 +174,7 @@ func (d *doc) appendCanonical(dst []byte, v value) []byte {
 				dst = append(dst, ',')
 			}
 			if f.first = false; !f.obj {
-				v, f.at, media = f.at, d.next(f.at), false
+				v, f.rest, media = f.rest, d.after(f.rest), false
 				break
 			}
 			m := members[f.hi]
@@ -189,16 +188,15 @@ func (d *doc) appendCanonical(dst []byte, v value) []byte {
 
 // collect appends the members of the object v, until there are more than sortMax.
 func (d *doc) collect(to []member, v value) []member {
-	for v = d.inside(v); d.b[v.at] != '}' && len(to) <= sortMax; v = d.next(v) {
-		behind := d.behind(v)
-		key := d.b[v.at+1 : behind.at-1]
-		if bytes.IndexByte(key, '\\') >= 0 {
-			key = appendUnescaped(nil, key, true)
+	for key := d.first(v); key.given() && len(to) <= sortMax; {
+		name, m := d.inner(key), d.held(key)
+		if bytes.IndexByte(name, '\\') >= 0 {
+			name = appendUnescaped(nil, name, true)
 		}
-		v.at = d.space(d.space(behind.at) + 1)
-		if string(key) != "cache_control" {
-			to = append(to, member{key, v})
+		if string(name) != "cache_control" {
+			to = append(to, member{name, m})
 		}
+		key = d.after(m)
 	}
 	return to
 }
@@ -216,8 +214,7 @@ func order(all []member) []member {
 }
 
 func (d *doc) appendCanonicalString(dst []byte, v value, media bool) []byte {
-	raw := d.raw(v)
-	raw = raw[1 : len(raw)-1]
+	raw := d.inner(v)
 	dst = append(dst, '"')
 	if media || len(raw) > 0 && (raw[0] == 'd' || raw[0] == '\\') {
 		dst = appendMedia(dst, raw, media)
