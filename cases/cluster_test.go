@@ -293,38 +293,88 @@ type scripted struct {
 	mu     sync.Mutex
 	answer func(*Request) Script
 	models []string
+	wants  string        // a key, for everything
+	slowed int           // so many more probes
+	delay  time.Duration // take so long
+	trials int           // generations that a node asked for by itself
 	cases  []*Request
 }
 
 func newScripted(answer func(*Request) Script) *scripted {
 	e := &scripted{answer: answer, models: []string{"m-test", "lora-a", "lora-b", "m-embed"}}
 	e.Answer = func(r *Request) Script {
+		if key := e.wanted(); key != "" && r.Header.Get("Authorization") != "Bearer "+key {
+			return JSON(401, `{"error":"unauthorized"}`)
+		}
 		switch r.Line {
 		case "GET /v1/models HTTP/1.1":
-			return JSON(200, e.modelList())
+			return e.modelList()
 		case "GET /health HTTP/1.1":
 			return JSON(200, "")
 		}
-		if strings.HasPrefix(r.Line, "GET ") && !strings.HasPrefix(r.Line, "GET /v1/") {
-			return JSON(404, `{"detail":"Not Found"}`) // a probe for another kind of engine
+		if answer := e.noted(r); answer != nil {
+			return answer(r)
 		}
-		e.mu.Lock()
-		answer := e.answer
-		e.cases = append(e.cases, r)
-		e.mu.Unlock()
-		return answer(r)
+		return JSON(404, `{"detail":"Not Found"}`) // of another kind of engine
 	}
 	return e
 }
 
-func (e *scripted) modelList() string {
+// noted keeps what the case is about, which has an id, and returns how it is answered.
+func (e *scripted) noted(r *Request) func(*Request) Script {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case r.Header.Get("X-Request-Id") != "":
+		e.cases = append(e.cases, r)
+	case strings.HasPrefix(r.Line, "POST "):
+		e.trials++
+	default:
+		return nil
+	}
+	return e.answer
+}
+
+func (e *scripted) modelList() Script {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var list []string
 	for _, id := range e.models {
 		list = append(list, fmt.Sprintf(`{"id":%q,"object":"model","created":1,"owned_by":"test","max_model_len":4096}`, id))
 	}
-	return `{"object":"list","data":[` + strings.Join(list, ",") + `]}`
+	s := JSON(200, `{"object":"list","data":[`+strings.Join(list, ",")+`]}`)
+	if e.slowed > 0 {
+		s.Silence = e.delay
+		e.slowed--
+	}
+	return s
+}
+
+// slow has the next n probes of the engine take their time.
+func (e *scripted) slow(n int, delay time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.slowed, e.delay = n, delay
+}
+
+// key has the engine want a key for everything.
+func (e *scripted) key(key string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wants = key
+}
+
+func (e *scripted) wanted() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.wants
+}
+
+// serve changes which models the engine lists.
+func (e *scripted) serve(models ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.models = models
 }
 
 // set changes how the engine answers from now on.
