@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"iter"
 	"os"
 	"strconv"
 	"time"
@@ -14,10 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearsay-project/hearsay/emulate"
+	"github.com/hearsay-project/hearsay/experiment"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
 	"github.com/hearsay-project/hearsay/report"
+	"github.com/hearsay-project/hearsay/route"
 	"github.com/hearsay-project/hearsay/sim"
+	"github.com/hearsay-project/hearsay/tokens"
 	"github.com/hearsay-project/hearsay/workload"
 )
 
@@ -65,12 +68,8 @@ func benchPaperCommand() *cobra.Command {
 	return cmd
 }
 
-// The cluster of the paper's section 4, and the poll interval of its Tables 1 and 2.
-const (
-	paperNodes   = 4
-	paperPoll    = 500 * time.Millisecond
-	paperProfile = "paper"
-)
+// paperProfile is whose timings the engines have.
+const paperProfile = "paper"
 
 // histories is how many seeds the simulator's values are the mean of. Which of two
 // equals serves a request, and when in a poll a node speaks, is chance: one long
@@ -99,56 +98,81 @@ type paperRow struct {
 
 	Paper figures `json:"paper"`
 
-	name   string
-	delay  time.Duration
-	sample *workload.Workload
+	scenario experiment.Scenario
+	sample   *workload.Workload
 }
 
-// paperRows are the experiments. Without routing nothing crosses a link.
-func paperRows() []*paperRow {
-	row := func(name, source, policy string, delay time.Duration, mean float64, hits ...float64) *paperRow {
-		r := &paperRow{name: name, delay: delay, Paper: figures{Mean: &mean}}
-		r.Workload, r.Policy = source, policy
-		if len(hits) > 0 {
-			r.Paper.ExpectedHit, r.Paper.ActualHit = &hits[0], &hits[1]
+// paperRows are the configurations of the paper's tables.
+func paperRows() (rows []*paperRow) {
+	value := func(v float64) *float64 {
+		if v == 0 {
+			return nil
 		}
-		return r
+		return &v
 	}
-	const uniform, skewed, local, longest = "mmlu", "mmlu-skewed", "local", "longest"
-	return []*paperRow{
-		row("uniform, no-route", uniform, local, 2*time.Millisecond, 0.323, 0.473, 0.831),
-		row("uniform, routed", uniform, longest, 2*time.Millisecond, 0.310, 0.664, 0.837),
-		row("uniform, routed", uniform, longest, 200*time.Millisecond, 0.785),
-		row("uniform, routed", uniform, longest, time.Second, 2.271),
-		row("skewed, no-route", skewed, local, 2*time.Millisecond, 0.266, 0.674, 0.856),
-		row("skewed, routed", skewed, longest, 2*time.Millisecond, 0.206, 0.886, 0.914),
+	for _, p := range experiment.Published() {
+		r := &paperRow{scenario: p.Scenario, Paper: figures{Mean: value(p.Paper.Mean), ExpectedHit: value(p.Paper.Expected), ActualHit: value(p.Paper.Actual)}}
+		r.Policy, r.Workload = p.Scenario.Policy, "mmlu"
+		if p.Scenario.Skewed {
+			r.Workload = "mmlu-skewed"
+		}
+		rows = append(rows, r)
 	}
+	return rows
 }
 
+// name is the configuration as the paper calls it.
+func (r *paperRow) name() string {
+	set, routing := "uniform", "routed"
+	if r.scenario.Skewed {
+		set = "skewed"
+	}
+	if r.Policy == (route.Local{}).Name() {
+		routing = "no-route"
+	}
+	return set + ", " + routing
+}
+
+// run prints the rows that were measured also when it is broken off, and then fails.
 func (f *paperFlags) run(ctx context.Context, out, errOut, progress io.Writer) error {
-	if err := f.check(); err != nil {
+	rows := paperRows()
+	if err := f.check(rows); err != nil {
 		return err
 	}
-	rows := paperRows()
 	var total time.Duration
 	for _, r := range rows {
-		var err error
-		if r.sample, err = f.draw(r.Workload); err != nil {
-			return err
-		}
-		took, err := f.simulate(r)
+		took, err := f.simulate(ctx, r)
 		if err != nil {
 			return err
 		}
 		total += f.scaled(took)
 	}
-	fmt.Fprintf(errOut, "%d runs of %d requests over %d processes: about %v\n", len(rows), f.requests, paperNodes, total.Round(time.Second))
+	fmt.Fprintf(errOut, "%d runs of %d requests over processes: about %v\n", len(rows), f.requests, total.Round(time.Second))
+	done, failed := 0, 0
+	var broken error
 	for i, r := range rows {
-		fmt.Fprintf(errOut, "%d of %d: %s, delay %v\n", i+1, len(rows), r.name, r.delay)
-		if err := f.measure(ctx, r, errOut, progress); err != nil {
-			return err
+		fmt.Fprintf(errOut, "%d of %d: %s, delay %v\n", i+1, len(rows), r.name(), r.scenario.Delay)
+		if broken = f.measure(ctx, r, errOut, progress); broken != nil {
+			if ctx.Err() != nil {
+				broken = errors.New("interrupted")
+			}
+			broken = fmt.Errorf("broken off in run %d of %d: %w", i+1, len(rows), broken)
+			break
+		}
+		done, failed = done+1, failed+r.Errors
+	}
+	if done > 0 {
+		if err := f.write(out, rows[:done]); err != nil {
+			return fmt.Errorf("write the report: %w", err)
 		}
 	}
+	if broken == nil && failed > 0 {
+		return fmt.Errorf("%d requests failed; what the report says is of the others", failed)
+	}
+	return broken
+}
+
+func (f *paperFlags) write(out io.Writer, rows []*paperRow) error {
 	if f.json {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
@@ -156,23 +180,31 @@ func (f *paperFlags) run(ctx context.Context, out, errOut, progress io.Writer) e
 	return err
 }
 
-func (f *paperFlags) check() (err error) {
-	if f.requests < 1 {
-		return misuse("--requests: %d make no sample; ask for at least 1", f.requests)
-	}
-	if !(f.timeScale > 0 && f.timeScale <= 1) {
-		return misuse("--time-scale: %g is not above 0 and up to 1", f.timeScale)
+// minTimeScale is where what this machine adds to a request is as much as what is emulated.
+const minTimeScale = 0.01
+
+// check refuses what cannot be run, and draws the samples of the rows.
+func (f *paperFlags) check(rows []*paperRow) (err error) {
+	if !(f.timeScale >= minTimeScale && f.timeScale <= 1) {
+		return misuse("--time-scale: %g real seconds to one; choose %g to 1", f.timeScale, minTimeScale)
 	}
 	if f.blockTokens < 1 || f.blockTokens > prefix.BlockBytes {
-		return misuse("--block-tokens: %d is not between 1 and %d", f.blockTokens, prefix.BlockBytes)
+		return misuse("--block-tokens: %d in %d bytes; choose 1 to %d", f.blockTokens, prefix.BlockBytes, prefix.BlockBytes)
 	}
-	f.profile, err = emulate.ByName(paperProfile)
-	return err
-}
-
-// draw takes the sample of a row.
-func (f *paperFlags) draw(name string) (*workload.Workload, error) {
-	return workload.New(workload.Config{Name: name, Data: f.data, Requests: f.requests, Seed: f.seed})
+	if f.profile, err = emulate.ByName(paperProfile); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		r.sample, err = workload.New(workload.Config{Name: r.Workload, Data: f.data, Requests: f.requests, Seed: f.seed})
+		if err != nil {
+			return usageError{err}
+		}
+		cluster := f.cluster(r)
+		if err := cluster.checkPorts(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // tokenBytes is how much text counts as one token.
@@ -180,12 +212,14 @@ func (f *paperFlags) tokenBytes() float64 { return prefix.BlockBytes / float64(f
 
 // tokens counts those of a text.
 func (f *paperFlags) tokens(text string) int {
-	return int(math.Ceil(float64(len(text)) / f.tokenBytes()))
+	return tokens.Count(len(text), f.tokenBytes())
 }
 
 // poll is the interval between rumors in real time. Nodes take none below
 // node.MinPoll; there the simulator polls as slowly as they do.
-func (f *paperFlags) poll() time.Duration { return max(f.scaled(paperPoll), node.MinPoll) }
+func (f *paperFlags) poll(r *paperRow) time.Duration {
+	return max(f.scaled(r.scenario.Poll), node.MinPoll)
+}
 
 func (f *paperFlags) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f.timeScale)
@@ -197,24 +231,21 @@ func (f *paperFlags) unscaled(d time.Duration) time.Duration {
 
 // simulate runs the row in virtual time, as often as histories says, and tells how
 // much of that a run took.
-func (f *paperFlags) simulate(r *paperRow) (took time.Duration, err error) {
+func (f *paperFlags) simulate(ctx context.Context, r *paperRow) (took time.Duration, err error) {
 	v := figures{new(float64), new(float64), new(float64), new(float64), new(float64)}
 	r.Simulated, r.SimulatedLow, r.SimulatedHigh = v, 1, 0
 	for i := range uint64(histories) {
 		result, err := sim.Run(sim.Config{
-			Nodes: paperNodes, Policy: r.Policy, Seed: f.seed + i,
+			Nodes: r.scenario.Nodes, Policy: r.Policy, Seed: f.seed + i,
 			Profile: f.profile, BlockTokens: f.blockTokens,
-			Poll: f.unscaled(f.poll()), Network: sim.Network{Delay: r.delay},
+			Poll: f.unscaled(f.poll(r)), Network: sim.Network{Delay: r.scenario.Delay},
 			Arrival: sim.Arrival{Clients: 1},
-		}, func(yield func(sim.Request) bool) {
-			for i := range r.sample.Len() {
-				text := r.sample.Request(i).Prompt
-				if !yield(sim.Request{Chain: prefix.NewChain(1, []byte(text)), Tokens: f.tokens(text), Output: 1}) {
-					return
-				}
-			}
-		})
-		if err != nil {
+			Stop:    func() bool { return ctx.Err() != nil },
+		}, f.requestsOf(ctx, r))
+		switch {
+		case ctx.Err() != nil:
+			return 0, errors.New("broken off before anything was measured")
+		case err != nil:
 			return 0, err
 		}
 		took += result.End / histories
@@ -228,42 +259,57 @@ func (f *paperFlags) simulate(r *paperRow) (took time.Duration, err error) {
 	return took, nil
 }
 
-// measure runs the row over processes of its own, since caches must begin cold.
-func (f *paperFlags) measure(ctx context.Context, r *paperRow, errOut, progress io.Writer) error {
-	cluster := demoFlags{
-		nodes: paperNodes, policy: r.Policy, port: f.port, peerPort: f.peerPort, poll: f.poll(),
+// requestsOf names the prompts of a row as the nodes do, until ctx ends.
+func (f *paperFlags) requestsOf(ctx context.Context, r *paperRow) iter.Seq[sim.Request] {
+	return func(yield func(sim.Request) bool) {
+		for i := range r.sample.Len() {
+			text := r.sample.Request(i).Prompt
+			if ctx.Err() != nil || !yield(sim.Request{Chain: prefix.NewChain(1, []byte(text)), Tokens: f.tokens(text), Output: 1}) {
+				return
+			}
+		}
+	}
+}
+
+// cluster is the four processes of a row.
+func (f *paperFlags) cluster(r *paperRow) demoFlags {
+	return demoFlags{
+		nodes: r.scenario.Nodes, policy: r.Policy, port: f.port, peerPort: f.peerPort, poll: f.poll(r),
 		extra: []string{
 			"--engine", "emulated:" + paperProfile, "--time-scale", decimal(f.timeScale),
 			"--block-tokens", strconv.Itoa(f.blockTokens), "--token-bytes", decimal(f.tokenBytes()),
-			"--link-delay", f.scaled(r.delay).String(), "--log-level", "warn",
+			"--link-delay", f.scaled(r.scenario.Delay).String(), "--log-level", "warn",
 		},
 	}
+}
+
+// measure runs the row over processes of its own, since caches must begin cold. It
+// fails as soon as one of them ends.
+func (f *paperFlags) measure(ctx context.Context, r *paperRow, errOut, progress io.Writer) error {
+	cluster := f.cluster(r)
 	if err := cluster.checkPorts(); err != nil {
 		return err
 	}
-	self, err := os.Executable()
+	nodes, err := cluster.start(&screen{out: errOut})
+	defer stopAll(nodes)
 	if err != nil {
-		return fmt.Errorf("find the hearsay program: %w", err)
-	}
-	var nodes []*child
-	defer func() { stopAll(nodes) }()
-	var targets []string
-	for i := range cluster.nodes {
-		c, err := startChild(self, cluster.name(i), cluster.serveArgs(i), &screen{out: errOut})
-		if err != nil {
-			return err
-		}
-		nodes, targets = append(nodes, c), append(targets, "http://"+cluster.api(i))
+		return err
 	}
 	if err := cluster.waitReady(ctx, nodes); err != nil {
 		return err
 	}
+	var targets []string
+	for i := range nodes {
+		targets = append(targets, "http://"+cluster.api(i))
+	}
+	ctx, stop := whileAllRun(ctx, nodes)
+	defer stop()
 	got, err := workload.Run(ctx, workload.Options{Workload: r.sample, Targets: targets, Progress: progress})
 	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	case err != nil:
 		return err
-	case got.Requests < got.Asked:
-		return fmt.Errorf("broken off after %d of %d requests", got.Requests, got.Asked)
 	case got.Requests == got.Errors || got.ActualHit == nil:
 		return errors.New("no request was answered; what the nodes said stands above")
 	}
@@ -289,10 +335,10 @@ func (f *paperFlags) tables(rows []*paperRow) string {
 	text := fmt.Sprintf("workload  first %d requests of %s, seed %d, one at a time\n"+
 		"cluster   %d serve processes, engines of profile %s, poll %v; a block is %d bytes of text, and %d tokens\n"+
 		"times     in the paper's seconds; simulated the mean of %d histories, measured one at time scale %g\n",
-		f.requests, rows[0].sample.Source, f.seed, paperNodes, paperProfile, f.unscaled(f.poll()), prefix.BlockBytes, f.blockTokens, histories, f.timeScale)
-	if f.poll() > f.scaled(paperPoll) {
+		f.requests, rows[0].sample.Source, f.seed, rows[0].scenario.Nodes, paperProfile, f.unscaled(f.poll(rows[0])), prefix.BlockBytes, f.blockTokens, histories, f.timeScale)
+	if paper := rows[0].scenario.Poll; f.poll(rows[0]) > f.scaled(paper) {
 		text += fmt.Sprintf("poll      %v for the paper's %v, in the simulator too: nodes poll no faster than %v\n",
-			f.unscaled(f.poll()), paperPoll, node.MinPoll)
+			f.unscaled(f.poll(rows[0])), paper, node.MinPoll)
 	}
 	latency := report.Table{
 		Title:   "Table 1: mean latency, s",
@@ -308,11 +354,11 @@ func (f *paperFlags) tables(rows []*paperRow) string {
 	}
 	for _, r := range rows {
 		latency.Rows = append(latency.Rows, []string{
-			r.name, r.delay.String(), digits(r.Paper.Mean, 1, 3), digits(r.Simulated.Mean, 1, 3), digits(r.Mean, 1, 3),
+			r.name(), r.scenario.Delay.String(), digits(r.Paper.Mean, 1, 3), digits(r.Simulated.Mean, 1, 3), digits(r.Mean, 1, 3),
 			fmt.Sprintf("%+.1f", 100*(*r.Mean / *r.Simulated.Mean - 1)),
 		})
 		line := func(source, span, off string, v figures) []string {
-			cells := []string{r.name, r.delay.String(), source, digits(v.ExpectedHit, 100, 1), digits(v.ActualHit, 100, 1), span, off}
+			cells := []string{r.name(), r.scenario.Delay.String(), source, digits(v.ExpectedHit, 100, 1), digits(v.ActualHit, 100, 1), span, off}
 			return append(cells, digits(v.ForwardedShare, 100, 1), digits(v.FullestShare, 100, 1))
 		}
 		if r.Paper.ActualHit != nil {
@@ -325,7 +371,7 @@ func (f *paperFlags) tables(rows []*paperRow) string {
 	text += fmt.Sprintf("\n%s\n%s\n", latency, hits)
 	for _, r := range rows {
 		if r.Errors > 0 {
-			text += fmt.Sprintf("%s, %v: %d of %d requests failed\n", r.name, r.delay, r.Errors, r.Requests)
+			text += fmt.Sprintf("%s, %v: %d of %d requests failed\n", r.name(), r.scenario.Delay, r.Errors, r.Requests)
 		}
 	}
 	return text

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,8 +59,25 @@ func (c *child) wait() {
 	err := c.cmd.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		c.screen.printf("%s (pid %d) ended: %v; the others go on\n", c.name, c.cmd.Process.Pid, err)
+		c.screen.printf("%s (pid %d) ended: %v%s\n", c.name, c.cmd.Process.Pid, err, c.screen.lost)
 	}
+}
+
+// whileAllRun returns a context that ends with ctx, or as soon as a node has ended;
+// its cause then says which. The caller must call stop.
+func whileAllRun(ctx context.Context, nodes []*child) (all context.Context, stop func()) {
+	all, cancel := context.WithCancelCause(ctx)
+	var watchers sync.WaitGroup
+	for _, c := range nodes {
+		watchers.Go(func() {
+			select {
+			case <-c.ended:
+				cancel(fmt.Errorf("%s ended; what it said stands above", c.name))
+			case <-all.Done():
+			}
+		})
+	}
+	return all, func() { cancel(nil); watchers.Wait() }
 }
 
 // stopAll asks all nodes to end, after stopTimeout makes them, and returns when
@@ -81,8 +99,9 @@ func stopAll(nodes []*child) {
 
 // screen writes the demo's lines, one at a time.
 type screen struct {
-	mu  sync.Mutex
-	out io.Writer
+	mu   sync.Mutex
+	out  io.Writer
+	lost string // what to say when a node ends that was not asked to
 }
 
 func (s *screen) printf(format string, args ...any) {

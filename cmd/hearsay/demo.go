@@ -82,25 +82,32 @@ func (f *demoFlags) run(ctx context.Context, out io.Writer) error {
 	if err := f.checkPorts(); err != nil {
 		return err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find the hearsay program: %w", err)
+	screen := &screen{out: out, lost: "; the others go on"}
+	nodes, err := f.start(screen)
+	defer stopAll(nodes)
+	if err == nil {
+		err = f.show(ctx, nodes, screen)
 	}
-	screen := &screen{out: out}
-	var nodes []*child
-	defer func() { stopAll(nodes) }()
-	for i := range f.nodes {
-		c, err := startChild(self, f.name(i), f.serveArgs(i), screen)
-		if err != nil {
-			return err
-		}
-		nodes = append(nodes, c)
-	}
-	err = f.show(ctx, nodes, screen)
 	if ctx.Err() != nil {
 		return nil // Ctrl-C is how a demo is meant to end
 	}
 	return err
+}
+
+// start starts the processes and returns those that it has started.
+func (f *demoFlags) start(screen *screen) (nodes []*child, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the hearsay program: %w", err)
+	}
+	for i := range f.nodes {
+		c, err := startChild(self, f.name(i), f.serveArgs(i), screen)
+		if err != nil {
+			return nodes, err
+		}
+		nodes = append(nodes, c)
+	}
+	return nodes, nil
 }
 
 // show is the demo once its processes run. It returns when ctx is done, or when
@@ -176,6 +183,8 @@ func (f *demoFlags) checkPorts() error {
 
 // waitReady returns when every node serves and has heard from every other.
 func (f *demoFlags) waitReady(ctx context.Context, nodes []*child) error {
+	ctx, stop := whileAllRun(ctx, nodes)
+	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout,
 		fmt.Errorf("the nodes did not find each other within %s", readyTimeout))
 	defer cancel()
@@ -187,23 +196,9 @@ func (f *demoFlags) waitReady(ctx context.Context, nodes []*child) error {
 			}
 			select {
 			case <-time.After(50 * time.Millisecond):
-			case <-anyEnded(nodes):
-				return errors.New("a node ended before all were ready; what it said stands above")
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
-		}
-	}
-	return nil
-}
-
-// anyEnded is closed when a node has ended.
-func anyEnded(nodes []*child) <-chan struct{} {
-	for _, c := range nodes {
-		select {
-		case <-c.ended:
-			return c.ended
-		default:
 		}
 	}
 	return nil
