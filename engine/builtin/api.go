@@ -41,7 +41,10 @@ func (e api) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error
 func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 	var text string
 	if c.Chat {
-		text, err = renderChat(c.Fields["messages"], unfinished(c))
+		var messages []openai.Message
+		if messages, err = c.Messages(); err == nil {
+			text, err = renderChat(messages, unfinished(c))
+		}
 	} else {
 		text, ids, err = c.Prompt()
 	}

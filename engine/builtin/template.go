@@ -31,29 +31,17 @@ var speakers = map[string]string{
 // renderChat gives the prompt for the API's messages. With unfinished the last one,
 // an assistant's, is left open to be gone on with (continue_final_message, as vLLM
 // and SGLang have it).
-func renderChat(raw json.RawMessage, unfinished bool) (string, error) {
-	var messages []openai.Object
-	if json.Unmarshal(raw, &messages) != nil || len(messages) == 0 {
-		return "", openai.BadRequest("messages", "messages must be a list of at least one message")
-	}
+func renderChat(messages []openai.Message, unfinished bool) (string, error) {
 	var b strings.Builder
 	for i, m := range messages {
-		var role string
-		if err := m.Get("role", &role, "a string"); err != nil {
-			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
-		}
-		speaker, ok := speakers[role]
-		if !ok {
-			return "", openai.BadRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of system, developer, user, assistant and tool", role)
-		}
-		content, err := contentText(m["content"])
+		content, err := contentText(m.Fields["content"])
 		if err != nil {
 			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
 		}
-		b.WriteString(speaker + ": " + content)
+		b.WriteString(speakers[m.Role] + ": " + content)
 		if unfinished && i == len(messages)-1 {
-			if role != "assistant" {
-				return "", openai.BadRequest("continue_final_message", "continue_final_message goes on with a message of the assistant; the last one is of role %q", role)
+			if m.Role != "assistant" {
+				return "", openai.BadRequest("continue_final_message", "continue_final_message goes on with a message of the assistant; the last one is of role %q", m.Role)
 			}
 			return b.String(), nil
 		}

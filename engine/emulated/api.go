@@ -56,6 +56,11 @@ func (e *Engine) Generate(ctx context.Context, c *openai.Call) (openai.Stream, e
 // read gives the prompt as a router reads it and as tokens: those of its canonical
 // text, or the ids it consists of.
 func (e *Engine) read(c *openai.Call) (p dialect.Request, ids []uint32, err error) {
+	if c.Chat {
+		if _, err := c.Messages(); err != nil {
+			return p, nil, err
+		}
+	}
 	at, _ := dialect.Lookup(c.Path)
 	p, err = dialect.Read(at, c.Body)
 	if err != nil || len(p.Text) == 0 {

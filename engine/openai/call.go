@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -79,6 +81,34 @@ func (c *Call) Prompt() (text string, ids []int32, err error) {
 		return "", ids, nil
 	}
 	return "", nil, BadRequest("prompt", "prompt must be a string, a list of one string, or a list of token ids")
+}
+
+// A Message is one of a chat.
+type Message struct {
+	Role   string // one of roles
+	Fields Object // what is said: content, tool_calls and the like, not looked at yet
+}
+
+var roles = []string{"system", "developer", "user", "assistant", "tool"}
+
+// Messages gives those of a chat, at least one.
+func (c *Call) Messages() ([]Message, error) {
+	var objects []Object
+	if json.Unmarshal(c.Fields["messages"], &objects) != nil || len(objects) == 0 {
+		return nil, BadRequest("messages", "messages must be a list of at least one message")
+	}
+	messages := make([]Message, len(objects))
+	for i, o := range objects {
+		m := Message{Fields: o}
+		if err := o.Get("role", &m.Role, "a string"); err != nil {
+			return nil, In(fmt.Sprintf("messages[%d]", i), err)
+		}
+		if !slices.Contains(roles, m.Role) {
+			return nil, BadRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of %s", m.Role, strings.Join(roles, ", "))
+		}
+		messages[i] = m
+	}
+	return messages, nil
 }
 
 func (c *Call) checkModel(served string) error {
