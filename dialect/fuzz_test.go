@@ -143,7 +143,7 @@ func reference(v any, media bool) any {
 	case string:
 		quoted := appendQuoted(nil, v)
 		if text := quoted[1 : len(quoted)-1]; len(text) >= mediaMin && (media || strings.HasPrefix(v, "data:")) {
-			return string(appendMedia(nil, text, true))
+			return string(appendName(nil, text))
 		}
 	}
 	return v

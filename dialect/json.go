@@ -36,6 +36,7 @@ type doc struct {
 
 	stack   []frame  // scratch of appendCanonical
 	ordered []member // likewise
+	named   bool     // appendCanonical has named media by their content
 }
 
 type box struct {

@@ -143,8 +143,8 @@ func (p *prompt) message(m value) {
 }
 
 // content writes a message's content: a string, or a list of parts, or nothing.
-// Texts are written as they read and anything else, such as an image or a call
-// of a tool, as canonical JSON.
+// Texts are written as they read and anything else, such as a call of a tool, as
+// canonical JSON.
 func (p *prompt) content(v value) {
 	switch {
 	case p.null(v):
@@ -159,6 +159,8 @@ func (p *prompt) content(v value) {
 	}
 }
 
+// part writes a part of a content. One with media in it becomes a name, so that
+// it has nothing in common with another.
 func (p *prompt) part(v value) {
 	text := v
 	if p.kind(v) == '{' {
@@ -168,7 +170,12 @@ func (p *prompt) part(v value) {
 		p.text = p.appendString(p.text, text)
 		return
 	}
-	p.text = p.appendCanonical(append(p.text, startText...), v)
+	p.text = append(p.text, startText...)
+	from := len(p.text)
+	p.named = false
+	if p.text = p.appendCanonical(p.text, v); p.named {
+		p.text = appendName(p.text[:from], p.text[from:])
+	}
 }
 
 // items writes the input of a response: a user's text, or a list of messages
@@ -207,7 +214,7 @@ func (p *prompt) media(v value) {
 
 func (p *prompt) medium(v value) {
 	if p.kind(v) == '"' {
-		p.text = appendMedia(p.text, p.inner(v), true)
+		p.text = p.appendMedia(p.text, p.inner(v), true)
 		return
 	}
 	p.text = p.appendCanonical(p.text, v)

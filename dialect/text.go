@@ -121,84 +121,93 @@ type member struct {
 	val value
 }
 
+// A frame is a list or an object that is being written.
 type frame struct {
-	obj    bool
-	first  bool
-	rest   value // in a list: what comes next
-	lo, hi int   // in an object: its members, and those still to come
+	object bool
+	begun  bool
+	rest   value // of a list: the next value
+	lo, hi int   // of an object: where its members begin, and the next one
 }
 
 // appendCanonical appends v the same way however it was spelled: keys in order,
 // the last of equal ones alone, no white space, escapes only where they must be,
 // numbers digit for digit. Media, the strings under "data" and the data: URLs,
 // are named by a hash of their content, and cache_control, which says nothing to
-// the model, is left out. Takes time linear in the value but for sorting.
+// the model, is left out. It does not recurse and takes time linear in the value,
+// but for sorting.
 func (d *doc) appendCanonical(dst []byte, v value) []byte {
-	stack, members, media := d.stack[:0], d.ordered[:0], false
-	for {
-		switch c := d.b[v.at]; c {
-		case '{':
-			lo := len(members)
-			if members = d.collect(members, v); len(members) > sortMax {
-				members = members[:lo]
-				dst = append(dst, d.raw(v)...)
-				break
-			}
-			members = members[:lo+len(order(members[lo:]))]
-			dst = append(dst, '{')
-			stack = append(stack, frame{obj: true, first: true, lo: lo, hi: lo})
-		case '[':
-			dst = append(dst, '[')
-			stack = append(stack, frame{first: true, rest: d.first(v)})
-		case '"':
-			dst = d.appendCanonicalString(dst, v, media)
-		default:
-			dst = append(dst, d.raw(v)...)
-		}
-		for {
-			if len(stack) == 0 {
-				d.stack, d.ordered = stack, members
-				return dst
-			}
-			f := &stack[len(stack)-1]
-			done := f.obj && f.hi == len(members) || !f.obj && !f.rest.given()
-			if done {
-				if dst = append(dst, ']'); f.obj {
-					dst[len(dst)-1] = '}'
-					members = members[:f.lo]
-				}
-				stack = stack[:len(stack)-1]
-				continue
-			}
-			if !f.first {
-				dst = append(dst, ',')
-			}
-			if f.first = false; !f.obj {
-				v, f.rest, media = f.rest, d.after(f.rest), false
-				break
-			}
-			m := members[f.hi]
-			f.hi++
-			dst = append(append(append(dst, '"'), m.key...), '"', ':')
-			v, media = m.val, string(m.key) == "data"
-			break
-		}
+	d.stack, d.ordered = d.stack[:0], d.ordered[:0]
+	for media, more := false, true; more; {
+		dst = d.enter(dst, v, media)
+		dst, v, media, more = d.advance(dst)
 	}
+	return dst
 }
 
-// collect appends the members of the object v, until there are more than sortMax.
-func (d *doc) collect(to []member, v value) []member {
-	for key := d.first(v); key.given() && len(to) <= sortMax; {
+// enter writes v, or what opens it.
+func (d *doc) enter(dst []byte, v value, media bool) []byte {
+	switch d.b[v.at] {
+	case '{':
+		lo := len(d.ordered)
+		if d.collect(v); len(d.ordered) > sortMax {
+			d.ordered = d.ordered[:lo]
+			return append(dst, d.raw(v)...)
+		}
+		d.ordered = d.ordered[:lo+len(order(d.ordered[lo:]))]
+		d.stack = append(d.stack, frame{object: true, lo: lo, hi: lo})
+		return append(dst, '{')
+	case '[':
+		d.stack = append(d.stack, frame{rest: d.first(v)})
+		return append(dst, '[')
+	case '"':
+		return d.appendCanonicalString(dst, v, media)
+	}
+	return append(dst, d.raw(v)...)
+}
+
+// advance closes what ends here and returns the value that comes next, if there
+// is one, and whether its key says that it is an image or a recording.
+func (d *doc) advance(dst []byte) (_ []byte, next value, media, more bool) {
+	for len(d.stack) > 0 {
+		f := &d.stack[len(d.stack)-1]
+		switch {
+		case f.object && f.hi == len(d.ordered):
+			d.ordered = d.ordered[:f.lo]
+			d.stack = d.stack[:len(d.stack)-1]
+			dst = append(dst, '}')
+			continue
+		case !f.object && !f.rest.given():
+			d.stack = d.stack[:len(d.stack)-1]
+			dst = append(dst, ']')
+			continue
+		case f.begun:
+			dst = append(dst, ',')
+		}
+		if f.begun = true; !f.object {
+			next, f.rest = f.rest, d.after(f.rest)
+			return dst, next, false, true
+		}
+		m := d.ordered[f.hi]
+		f.hi++
+		dst = append(append(append(dst, '"'), m.key...), '"', ':')
+		return dst, m.val, string(m.key) == "data", true
+	}
+	return dst, value{}, false, false
+}
+
+// collect puts the members of the object v into d.ordered, until there are more
+// than sortMax.
+func (d *doc) collect(v value) {
+	for key := d.first(v); key.given() && len(d.ordered) <= sortMax; {
 		name, m := d.inner(key), d.held(key)
 		if bytes.IndexByte(name, '\\') >= 0 {
 			name = appendUnescaped(nil, name, true)
 		}
 		if string(name) != "cache_control" {
-			to = append(to, member{name, m})
+			d.ordered = append(d.ordered, member{name, m})
 		}
 		key = d.after(m)
 	}
-	return to
 }
 
 // order sorts members by key and keeps the last of equal ones.
@@ -217,7 +226,7 @@ func (d *doc) appendCanonicalString(dst []byte, v value, media bool) []byte {
 	raw := d.inner(v)
 	dst = append(dst, '"')
 	if media || len(raw) > 0 && (raw[0] == 'd' || raw[0] == '\\') {
-		dst = appendMedia(dst, raw, media)
+		dst = d.appendMedia(dst, raw, media)
 	} else {
 		dst = appendUnescaped(dst, raw, true)
 	}
@@ -226,9 +235,8 @@ func (d *doc) appendCanonicalString(dst []byte, v value, media bool) []byte {
 
 // appendMedia appends the text of a checked JSON string as it stands in canonical
 // JSON, or its name if it is long and an image or a recording: it is known to be
-// such, or is a data: URL. The hash is not a cryptographic one: who makes two
-// pictures share a name has them computed where neither is cached.
-func appendMedia(dst, raw []byte, known bool) []byte {
+// such, or is a data: URL. It then sets d.named.
+func (d *doc) appendMedia(dst, raw []byte, known bool) []byte {
 	text := raw
 	if bytes.IndexByte(raw, '\\') >= 0 {
 		text = appendUnescaped(nil, raw, true)
@@ -236,6 +244,14 @@ func appendMedia(dst, raw []byte, known bool) []byte {
 	if len(text) < mediaMin || !known && !bytes.HasPrefix(text, []byte("data:")) {
 		return append(dst, text...)
 	}
-	sum := xxh3.Hash128(text).Bytes()
+	d.named = true
+	return appendName(dst, text)
+}
+
+// appendName appends the hash that stands for a content, as 32 digits. It is not
+// a cryptographic one: who makes two pictures share a name has them computed
+// where neither is cached.
+func appendName(dst, content []byte) []byte {
+	sum := xxh3.Hash128(content).Bytes()
 	return hex.AppendEncode(dst, sum[:])
 }
