@@ -59,12 +59,16 @@ func (c *child) wait() {
 	err := c.cmd.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		c.screen.printf("%s (pid %d) ended: %v%s\n", c.name, c.cmd.Process.Pid, err, c.screen.lost)
+		c.screen.ended(c.name, c.cmd.Process.Pid, err)
 	}
 }
 
+// misused says, once c has ended, whether it refused what it was asked to run with.
+func (c *child) misused() bool { return c.cmd.ProcessState.ExitCode() == 2 }
+
 // whileAllRun returns a context that ends with ctx, or as soon as a node has ended;
-// its cause then says which. The caller must call stop.
+// its cause then says which, as misuse where the node took it for that. The caller
+// must call stop.
 func whileAllRun(ctx context.Context, nodes []*child) (all context.Context, stop func()) {
 	all, cancel := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
@@ -72,7 +76,11 @@ func whileAllRun(ctx context.Context, nodes []*child) (all context.Context, stop
 		watchers.Go(func() {
 			select {
 			case <-c.ended:
-				cancel(fmt.Errorf("%s ended; what it said stands above", c.name))
+				err := fmt.Errorf("%s ended; what it said stands above", c.name)
+				if c.misused() {
+					err = usageError{err}
+				}
+				cancel(err)
 			case <-all.Done():
 			}
 		})
@@ -104,10 +112,23 @@ type screen struct {
 	lost string // what to say when a node ends that was not asked to
 }
 
+// goOn says from now on that a node may end without the others.
+func (s *screen) goOn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = "; the others go on"
+}
+
 func (s *screen) printf(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.out, format, args...)
+}
+
+func (s *screen) ended(name string, pid int, why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.out, "%s (pid %d) ended: %v%s\n", name, pid, why, s.lost)
 }
 
 // logLine is what a demo shows of a node's JSON log.

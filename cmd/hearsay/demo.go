@@ -63,6 +63,9 @@ func demoCommand() *cobra.Command {
 	return cmd
 }
 
+// maxDemoRequests take most of an hour.
+const maxDemoRequests = 10_000
+
 // readyTimeout is how long a demo waits for its nodes to serve and to know
 // each other. They take about a second; a machine that swaps takes longer.
 const readyTimeout = 30 * time.Second
@@ -73,8 +76,11 @@ func (f *demoFlags) run(ctx context.Context, out io.Writer) error {
 	if f.nodes < 1 || f.nodes > 64 {
 		return misuse("--nodes: %d is not between 1 and 64", f.nodes)
 	}
-	if f.requests < 0 {
-		return misuse("--requests: %d is less than none", f.requests)
+	if f.requests < 0 || f.requests > maxDemoRequests {
+		return misuse("--requests: %d prompts; choose 0 to %d", f.requests, maxDemoRequests)
+	}
+	if f.poll < node.MinPoll || f.poll > node.MaxPoll {
+		return misuse("--poll: %v between rumors; choose %v to %v", f.poll, node.MinPoll, node.MaxPoll)
 	}
 	if _, err := route.ByName(f.policy); err != nil {
 		return misuse("--policy: %w", err)
@@ -82,7 +88,7 @@ func (f *demoFlags) run(ctx context.Context, out io.Writer) error {
 	if err := f.checkPorts(); err != nil {
 		return err
 	}
-	screen := &screen{out: out, lost: "; the others go on"}
+	screen := &screen{out: out}
 	nodes, err := f.start(screen)
 	defer stopAll(nodes)
 	if err == nil {
@@ -116,6 +122,7 @@ func (f *demoFlags) show(ctx context.Context, nodes []*child, screen *screen) er
 	if err := f.waitReady(ctx, nodes); err != nil {
 		return err
 	}
+	screen.goOn()
 	f.introduce(nodes, screen)
 	if f.requests > 0 {
 		if err := f.drive(ctx, screen); err != nil {

@@ -302,6 +302,7 @@ func TestMisuse(t *testing.T) {
 	if err := os.WriteFile(config, []byte("listen: 127.0.0.1:0\npolicy: longest\nfrobnicate: 1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	free := fmt.Sprintf("demo --nodes 1 --port %d --peer-port %d", freePorts(t, 1), freePorts(t, 1))
 	for _, c := range []struct {
 		args string
 		want string
@@ -310,7 +311,11 @@ func TestMisuse(t *testing.T) {
 		{"demo --nodes 1 --port " + strconv.Itoa(freePorts(t, 1)) + " --peer-port " + port, "choose other ports with --peer-port"},
 		{"demo --nodes 4 --port 0", "--port: 4 nodes have no ports from 0 on"},
 		{"demo --nodes 4 --port 7944", "overlap"},
-		{"demo --requests -1", "less than none"},
+		{"demo --requests -1", "--requests: -1 prompts; choose 0 to 10000"},
+		{"demo --requests 99999999999", "--requests"},
+		{"demo --poll 1ms", "--poll: 1ms between rumors; choose 20ms to 5m0s"},
+		{free + " --model /nowhere.bin", "n1 ended; what it said stands above"},
+		{free + " -- --nosuch", "n1 ended; what it said stands above"},
 		{"serve --listen=", "--listen is empty"},
 		{"status --node=", "--node is empty"},
 		{"demo --nodes 0", "--nodes: 0 is not between 1 and 64"},
@@ -350,11 +355,10 @@ func TestMisuse(t *testing.T) {
 
 // What cannot be done is exit 1, and says what to try.
 func TestFailure(t *testing.T) {
-	ports := fmt.Sprintf("demo --nodes 1 --port %d --peer-port %d", freePorts(t, 1), freePorts(t, 1))
 	for args, want := range map[string]string{
-		"status --node " + loopback(freePorts(t, 1)): "--node takes the address",
-		ports + " --poll 1ms":                        "--poll must be 20ms to 300s",
-		ports + " --model /nowhere.bin":              "/nowhere.bin",
+		"status --node " + loopback(freePorts(t, 1)):            "--node takes the address",
+		"bench --target http://" + loopback(freePorts(t, 1)):    "start a node there",
+		"bench --target http://" + loopback(1) + " --model any": "cannot reach",
 	} {
 		out, err := program(t, strings.Fields(args)...).CombinedOutput()
 		var exit *exec.ExitError
