@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -184,4 +185,27 @@ served by
 	if lines := strings.Count(b.String(), "\n"); lines > 40 || !strings.Contains(b.String(), "and 48 more") {
 		t.Errorf("64 nodes take %d lines:\n%s", lines, &b)
 	}
+}
+
+// What a long run holds grows by the times of its requests alone, not by what
+// else their answers told.
+func TestResultsAreSmall(t *testing.T) {
+	var r results
+	r.start(time.Time{})
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := held()
+	const n = 50_000
+	for i := range n {
+		header := fmt.Sprintf("Hearsay-Node: n%d, %0500d", i%4, i)
+		r.book(sample{node: header[14:16], prompt: 100}, nil, time.Time{})
+	}
+	if grown := held() - before; grown > 60*n { // 16 bytes each, and what append leaves free
+		t.Errorf("%d requests hold %d bytes", n, grown)
+	}
+	runtime.KeepAlive(&r)
 }
