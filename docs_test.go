@@ -217,16 +217,19 @@ func literals(t *testing.T, in string, word *regexp.Regexp) (found []string) {
 	return found
 }
 
-// The operator's page explains every metric and every flag of serve.
+// The operator's page explains every metric and every flag of serve and bench.
 func TestOperationsPageIsComplete(t *testing.T) {
 	text, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Skip("docs/operations.md is not there")
 	}
 	words := regexp.MustCompile(`[a-z0-9_-]+`).FindAllString(string(text), -1)
-	for flag, shown := range commandFlags(t)["serve"] {
-		if shown && !slices.Contains(words, flag) {
-			t.Errorf("docs/operations.md does not explain the flag %s", flag)
+	commands := commandFlags(t)
+	for _, command := range []string{"serve", "bench", "benchpaper"} {
+		for flag, shown := range commands[command] {
+			if shown && !slices.Contains(words, flag) {
+				t.Errorf("docs/operations.md does not explain the flag %s", flag)
+			}
 		}
 	}
 	for _, metric := range literals(t, "daemon/metrics.go", metricWord) {
