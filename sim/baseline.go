@@ -6,15 +6,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hearsay-project/hearsay/node"
-	"github.com/hearsay-project/hearsay/prefix"
 	"github.com/hearsay-project/hearsay/route"
 )
 
 // A mode is how a cluster decides where a request runs.
 type mode struct {
 	name       string
-	policy     route.Policy                  // of the nodes
+	policy     func() route.Policy           // of one life of a node
 	rumors     bool                          // nodes speak every poll
 	fetchTrees bool                          // the origin asks all peers for their trees before it routes
 	fetchKV    bool                          // the origin pulls the KV cache of the longest match
@@ -46,7 +44,7 @@ var baselines = []mode{
 	}},
 	// on-demand routes by trees fetched for each request (section 2 of the paper):
 	// it waits for the slowest peer and then knows all there is to know.
-	{name: "on-demand", policy: route.Longest{}, fetchTrees: true},
+	{name: "on-demand", policy: always(route.Longest{}), fetchTrees: true},
 	// fetch-kv serves every request where it came in, after pulling the blocks of
 	// the longest match from the peer that has them, when that is faster than
 	// computing them: the shared cache of Mooncake and LMCache, with a directory
@@ -54,14 +52,17 @@ var baselines = []mode{
 	{name: "fetch-kv", fetchKV: true, choose: func(_ *cluster, k *call) int { return k.origin }},
 }
 
+// always is a policy without state.
+func always(p route.Policy) func() route.Policy { return func() route.Policy { return p } }
+
 // modeOf returns what a policy's name means.
 func modeOf(name string) (mode, error) {
-	for _, b := range baselines {
-		if b.name == name {
-			if b.policy == nil {
-				b.policy = route.Local{}
+	for _, m := range slices.Concat(tieBreaks, baselines) {
+		if m.name == name {
+			if m.policy == nil {
+				m.policy = always(route.Local{})
 			}
-			return b, nil
+			return m, nil
 		}
 	}
 	p, err := route.ByName(name)
@@ -69,7 +70,7 @@ func modeOf(name string) (mode, error) {
 		return mode{}, fmt.Errorf("unknown policy %q; choose one of %s", name, strings.Join(Policies(), ", "))
 	}
 	_, local := p.(route.Local)
-	return mode{name: name, policy: p, rumors: !local}, nil
+	return mode{name: name, policy: always(p), rumors: !local}, nil
 }
 
 // best returns the node with the least cost among those that are up, in reach of
@@ -106,89 +107,4 @@ func (c *cluster) trip(from, to int) time.Duration {
 	default:
 		return c.cfg.Network.Delay
 	}
-}
-
-// fetchTrees asks every peer in the membership for its tree.
-func (c *cluster) fetchTrees(k *call) {
-	k.fetching = 0
-	for _, m := range c.members {
-		if m.index != k.origin {
-			k.fetching++
-			c.after(c.delay(k.origin, m.index), event{what: ask, node: int32(m.index), call: k})
-		}
-	}
-	if k.fetching == 0 {
-		k.fetched = true
-		c.dispatch(k)
-		return
-	}
-	c.after(c.patience()+2*c.slowest(), event{what: giveUp, node: int32(k.origin), call: k})
-}
-
-// fetching carries on what fetchTrees began.
-func (c *cluster) fetching(e *event) {
-	k := e.call
-	if k.closed || k.fetched {
-		return
-	}
-	origin, m := c.members[k.origin], c.members[e.node]
-	switch {
-	case e.what == giveUp:
-		k.fetching = 0
-	case !c.reaches(k.origin, int(e.node)) || !m.up:
-		return // no answer: the origin waits until it gives up
-	case e.what == ask:
-		r := c.utter(m)
-		at := c.delay(m.index, k.origin) + c.transfer(origin, r.bytes)
-		c.after(at, event{what: told, node: e.node, call: k, rumor: r})
-		return
-	default:
-		news := origin.Hear(c.now, e.rumor.Rumor)
-		if c.check != nil {
-			c.check.heard(origin, e.rumor, news)
-		}
-		k.fetching--
-	}
-	if k.fetching == 0 {
-		k.fetched = true
-		c.dispatch(k)
-	}
-}
-
-// fetchKV begins to pull the longest match, if a peer has more than the origin and
-// the transfer is faster than computing it, and reports whether it did.
-func (c *cluster) fetchKV(k *call) bool {
-	here := c.members[k.origin].engine.Match(k.Chain)
-	from := c.best(k, func(m *member) int { return -m.engine.Match(k.Chain) })
-	k.fetched = true
-	match := c.members[from].engine.Match(k.Chain)
-	if match <= here {
-		return false
-	}
-	bytes := kvBytes(c.cfg, match-here)
-	trips := c.trip(k.origin, from) + c.trip(from, k.origin)
-	origin := c.members[k.origin]
-	wait := max(0, origin.linkFree-c.now.Sub(start))
-	if trips+wait+c.over(bytes) >= c.cfg.Profile.PerToken*time.Duration((match-here)*c.cfg.BlockTokens) {
-		return false
-	}
-	at := c.delay(k.origin, from) + c.delay(from, k.origin) + c.transfer(origin, bytes)
-	c.after(at, event{what: loaded, node: int32(k.origin), first: int32(match), call: k})
-	return true
-}
-
-// kvBytes is the size of the KV cache of so many blocks.
-func kvBytes(cfg Config, blocks int) int64 {
-	return int64(blocks) * int64(cfg.BlockTokens) * int64(cfg.Profile.KVBytesPerToken)
-}
-
-// loaded puts a fetched KV cache into the engine and serves the request.
-func (c *cluster) loaded(k *call, blocks int) {
-	if k.closed {
-		return
-	}
-	m, chain := c.members[k.origin], prefix.Chain(k.Chain[:blocks])
-	m.engine.Load(chain)
-	m.Prefilled(node.Request{Model: model, Chain: chain, Bytes: blocks * prefix.BlockBytes})
-	c.dispatch(k)
 }

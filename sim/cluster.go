@@ -74,8 +74,8 @@ func newCluster(cfg Config, next func() (Request, bool)) *cluster {
 	for _, f := range cfg.Faults {
 		c.queue.push(event{at: f.At, what: fault})
 	}
-	for range max(1, cfg.Arrival.Clients) {
-		c.pull()
+	for i := 0; i < max(1, cfg.Arrival.Clients) && !c.spent; i++ {
+		c.pull(0)
 	}
 	return c
 }
@@ -85,7 +85,7 @@ func (c *cluster) start(m *member) {
 	m.life++
 	cfg := node.Config{
 		Name: m.name, Life: uint64(c.now.UnixNano()) + m.life, // no two in one nanosecond
-		Policy: c.mode.policy, Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(m.index)<<32+m.life+1)),
+		Policy: c.mode.policy(), Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(m.index)<<32+m.life+1)),
 		Poll: c.cfg.Poll, PauseFor: min(2*c.cfg.Poll, gossip.MaxInterval),
 		CapacityTokens: c.cfg.TreeTokens,
 		MaxBlocks:      maxBlocks(c.cfg),
@@ -123,6 +123,19 @@ func (c *cluster) bytes(tokens int) int { return tokens * prefix.BlockBytes / c.
 
 func (c *cluster) after(d time.Duration, e event) {
 	e.at = c.now.Sub(start) + d
+	c.push(e)
+}
+
+// horizon is the longest that a run may take, far enough below what a
+// time.Duration holds that no event's time wraps around it.
+const horizon = 100 * 365 * 24 * time.Hour
+
+// push queues an event, unless it lies beyond the horizon.
+func (c *cluster) push(e event) {
+	if e.at < 0 || e.at > horizon {
+		c.fail("virtual time runs beyond a century; take fewer requests, or shorter ones")
+		return
+	}
 	c.queue.push(e)
 }
 
@@ -188,7 +201,7 @@ func (c *cluster) handle(e *event) {
 	case answered:
 		c.answer(e.attempt)
 	case refused:
-		c.lose(e.attempt)
+		c.refuse(e.attempt)
 	case cancelled:
 		c.cancel(e.attempt)
 	case watch:
@@ -196,7 +209,7 @@ func (c *cluster) handle(e *event) {
 	case ask, told, giveUp:
 		c.fetching(e)
 	case loaded:
-		c.loaded(e.call, int(e.first))
+		c.loaded(e)
 	case fault:
 		c.befall()
 	}
@@ -237,13 +250,13 @@ func (c *cluster) reaches(a, b int) bool { return c.members[a].side == c.members
 // patience is the silence after which a peer is given up.
 func (c *cluster) patience() time.Duration { return max(3*c.cfg.Poll, 200*time.Millisecond) }
 
-// transfer returns how long bytes take into a node, behind what is on its way there.
-func (c *cluster) transfer(to *member, bytes int64) time.Duration {
-	c.stats.fetched += bytes
-	now := c.now.Sub(start)
-	begin := max(now, to.linkFree)
-	to.linkFree = begin + c.over(bytes)
-	return to.linkFree - now
+// transfer returns when bytes have come into a node, behind what is on its way
+// there, and whether that is before they are given up: then the transfer is cut.
+func (c *cluster) transfer(to *member, bytes int64, giveUp time.Duration) (at time.Duration, inTime bool) {
+	begin := max(c.now.Sub(start), to.linkFree)
+	at = begin + c.over(bytes)
+	to.linkFree = max(to.linkFree, min(at, giveUp))
+	return at, at <= giveUp
 }
 
 // over is how long bytes take on a free link.
@@ -251,5 +264,5 @@ func (c *cluster) over(bytes int64) time.Duration {
 	if c.cfg.Network.Bandwidth == 0 {
 		return 0
 	}
-	return time.Duration(float64(bytes) / float64(c.cfg.Network.Bandwidth) * float64(time.Second))
+	return time.Duration(min(float64(bytes)/float64(c.cfg.Network.Bandwidth)*float64(time.Second), float64(horizon)))
 }

@@ -38,7 +38,7 @@ func (c *cluster) crash(m *member) {
 	if !m.up {
 		return
 	}
-	m.up, m.wake = false, 0
+	m.up, m.wake, m.linkFree = false, 0, 0
 	m.engine.Restart()
 	for _, id := range sorted(m.jobs) {
 		if a := m.jobs[id]; a.call.origin != m.index {

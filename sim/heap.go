@@ -18,7 +18,7 @@ const (
 	ask                   // a node is asked for its tree (on-demand)
 	told                  // the tree that was asked for arrives
 	giveUp                // the origin waits no longer for trees
-	loaded                // a fetched KV cache has arrived
+	loaded                // a KV cache fetched from node first, of last blocks, is to have arrived
 	fault                 // a fault befalls
 )
 

@@ -19,8 +19,10 @@ type call struct {
 	attempt  *attempt // the last one
 	closed   bool
 
-	fetching int  // trees that are still awaited
-	fetched  bool // trees or KV caches have been asked for, and came or will not
+	fetching int           // trees or KV caches that are still awaited
+	fetched  bool          // they came, or are given up
+	asked    int64         // bytes of the KV cache
+	giveUp   time.Duration // when no more is waited for, since the start
 }
 
 // An attempt is one try at serving a call on one node.
@@ -34,7 +36,7 @@ type attempt struct {
 	hops     int
 	over     bool          // answered, or given up
 	first    time.Duration // when the first token reaches the client; 0 while it is not on its way
-	stuck    what          // the message that a partition holds up: forwarded or answered
+	stuck    what          // the message that a partition holds up: forwarded, answered or refused
 	since    time.Duration // since when
 }
 
@@ -42,8 +44,9 @@ func (k *call) bytes(c *cluster) node.Request {
 	return node.Request{Model: model, Chain: k.Chain, Bytes: c.bytes(k.Tokens)}
 }
 
-// pull takes the next request from the sequence, if there is one, and lets it come.
-func (c *cluster) pull() {
+// pull takes the next request from the sequence, if there is one, and lets it come:
+// of a client after a pause.
+func (c *cluster) pull(pause time.Duration) {
 	if c.spent {
 		return
 	}
@@ -59,18 +62,18 @@ func (c *cluster) pull() {
 	now := c.now.Sub(start)
 	switch {
 	case c.cfg.Arrival.Clients > 0:
-		k.at = now
+		k.at = now + pause
 	case c.cfg.Arrival.Rate > 0:
 		k.at = now + time.Duration(c.rng.ExpFloat64()/c.cfg.Arrival.Rate*float64(time.Second))
 	default:
 		k.at = max(now, r.At)
 	}
-	c.queue.push(event{at: k.at, what: arrival, call: k})
+	c.push(event{at: k.at, what: arrival, call: k})
 }
 
 func (c *cluster) arrive(k *call) {
 	if c.cfg.Arrival.Clients == 0 {
-		c.pull()
+		c.pull(0)
 	}
 	k.origin = c.entry(k.index)
 	if k.origin < 0 {
@@ -111,8 +114,11 @@ func (c *cluster) dispatch(k *call) {
 		c.fetchTrees(k)
 		return
 	}
-	if c.mode.fetchKV && !k.fetched && c.fetchKV(k) {
-		return
+	if c.mode.fetchKV && !k.fetched {
+		if c.fetchKV(k) {
+			return
+		}
+		k.fetched = true
 	}
 	origin := c.members[k.origin]
 	a := &attempt{id: c.attempts, call: k, node: k.origin}
@@ -187,7 +193,7 @@ func (c *cluster) rouse(m *member) {
 	next, ok := m.engine.Next()
 	if at := next.Sub(start); ok && (m.wake == 0 || at < m.wake) {
 		m.wake = at
-		c.queue.push(event{at: at, what: engineDue, node: int32(m.index)})
+		c.push(event{at: at, what: engineDue, node: int32(m.index)})
 	}
 }
 
@@ -250,6 +256,13 @@ func (c *cluster) answer(a *attempt) {
 
 // begun reports whether the client has seen the first token.
 func (c *cluster) begun(a *attempt) bool { return a.first > 0 && a.first <= c.now.Sub(start) }
+
+// refuse takes in the word of a node that an attempt will not be answered there.
+func (c *cluster) refuse(a *attempt) {
+	if !a.over && !c.held(a, refused) {
+		c.lose(a)
+	}
+}
 
 // lose takes in that an attempt will not be answered. Once the client has seen a
 // token its request cannot be tried again.
@@ -336,6 +349,13 @@ func (c *cluster) finish(k *call, a *attempt, err string) {
 		c.cfg.Trace(r)
 	}
 	if c.cfg.Arrival.Clients > 0 {
-		c.pull()
+		pause := time.Duration(0)
+		if k.origin < 0 {
+			pause = clientPause
+		}
+		c.pull(pause)
 	}
 }
+
+// clientPause is how long a client that found no node waits before its next request.
+const clientPause = time.Second

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,7 @@ type Request struct {
 // Config describes a cluster and how it is used. Zero fields with a default take it.
 type Config struct {
 	Nodes  int    // 1 to MaxNodes; 4
-	Policy string // of package route, or a baseline of this package; see Policies
+	Policy string // of package route, or one of this package; see Policies
 	Seed   uint64
 
 	Profile        emulate.Profile // of every engine; required
@@ -65,8 +66,13 @@ type Config struct {
 	entry func(index int) int // a script's word on where requests come in; nil leaves it to Entry
 }
 
-// MaxNodes bounds a cluster: each node keeps a view of every other.
-const MaxNodes = 1024
+// Bounds of a Config.
+const (
+	MaxNodes     = 1024 // each node keeps a view of every other
+	MinBandwidth = 1000 // bytes a second, a telephone line
+	MinSlow      = 0.01 // a Factor: an engine a hundred times as fast
+	MaxSlow      = 1000
+)
 
 // A Network says how messages travel. Rumors may be lost, since a later one makes
 // good; requests and answers travel over connections, which a partition holds up.
@@ -79,7 +85,7 @@ type Network struct {
 	Duplicate float64 // share of rumors that come twice
 	Reorder   float64 // share of rumors that are late by up to two polls
 
-	Bandwidth int64 // bytes a second into one node, for KV caches and fetched trees; 0 is without limit
+	Bandwidth int64 // bytes a second into one node, for KV caches and fetched trees; MinBandwidth or more, or 0 for no limit
 }
 
 // Arrival says when requests come: from so many clients of which each sends its
@@ -121,7 +127,7 @@ const (
 	Restart   Kind = "restart"   // processes start anew, dying before if they live
 	Partition Kind = "partition" // the nodes are cut off from all others
 	Heal      Kind = "heal"      // ends all partitions
-	Slow      Kind = "slow"      // engines take Factor times as long
+	Slow      Kind = "slow"      // engines take Factor times as long, also after a restart
 )
 
 // A Fault befalls nodes at a time.
@@ -129,7 +135,7 @@ type Fault struct {
 	At     time.Duration
 	Kind   Kind
 	Nodes  []int   // by index from 0
-	Factor float64 // of Slow; 1 is normal again
+	Factor float64 // of Slow, MinSlow to MaxSlow; 1 is normal again
 }
 
 // A Record is what became of one request.
@@ -168,7 +174,9 @@ type Result struct {
 
 	RumorBytes   int64         // sent, each copy to each peer counted
 	RumorRate    float64       // bytes a second sent by one node, on average
-	FetchedBytes int64         // KV caches and trees fetched by request
+	FetchedBytes int64         // KV caches and trees fetched by request that came
+	Unfetched    int           // of them, how many were given up
+	Befallen     int           // of Config.Faults, how many came before the end
 	End          time.Duration // when the last answer came
 	Events       int
 	Hash         uint64 // of the whole history
@@ -195,7 +203,8 @@ func (c Config) Validate() error {
 	check(c.TreeTokens >= 0, "a tree of %d tokens; give more, or 0 for what the cache holds", c.TreeTokens)
 	check(c.QueueThreshold >= 0, "queue threshold %d is negative", c.QueueThreshold)
 	n := c.Network
-	check(n.Delay >= 0 && n.Jitter >= 0 && n.Bandwidth >= 0, "network: a delay, jitter or bandwidth is negative")
+	check(n.Delay >= 0 && n.Jitter >= 0, "network: a delay or jitter is negative")
+	check(n.Bandwidth == 0 || n.Bandwidth >= MinBandwidth, "network: bandwidth %d; choose %d bytes a second or more, or 0 for no limit", n.Bandwidth, MinBandwidth)
 	for _, p := range []float64{n.Loss, n.Duplicate, n.Reorder} {
 		check(p >= 0 && p <= 1, "network: share %v; choose 0 to 1", p)
 	}
@@ -210,7 +219,7 @@ func (c Config) Validate() error {
 	for i, f := range c.Faults {
 		check(f.Kind == Crash || f.Kind == Restart || f.Kind == Partition || f.Kind == Heal || f.Kind == Slow, "fault %d: unknown kind %q", i, f.Kind)
 		check(i == 0 || f.At >= c.Faults[i-1].At, "fault %d comes before the one before it; sort them by time", i)
-		check(f.Kind != Slow || f.Factor > 0, "fault %d: slow by %v; give a factor above 0", i, f.Factor)
+		check(f.Kind != Slow || f.Factor >= MinSlow && f.Factor <= MaxSlow, "fault %d: slow by %v; choose %v to %v", i, f.Factor, MinSlow, MaxSlow)
 		for _, k := range f.Nodes {
 			check(k >= 0 && k < d.Nodes, "fault %d: no node %d", i, k)
 		}
@@ -255,11 +264,12 @@ func Run(cfg Config, requests iter.Seq[Request]) (Result, error) {
 	return result, nil
 }
 
-// Policies lists what Config.Policy may be: the node's own, then the baselines.
+// Policies lists what Config.Policy may be: the node's own, longest with other
+// rules for ties, then the baselines.
 func Policies() []string {
 	names := strings.Split(route.Names(), ", ")
-	for _, b := range baselines {
-		names = append(names, b.name)
+	for _, m := range slices.Concat(tieBreaks, baselines) {
+		names = append(names, m.name)
 	}
 	return names
 }

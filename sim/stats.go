@@ -13,6 +13,7 @@ type stats struct {
 	latency, ttft               []time.Duration
 	tokens, expected, cached    int64
 	rumors, fetched             int64 // bytes
+	unfetched                   int   // fetches given up
 	events                      int
 	end                         time.Duration
 	hash                        hash
@@ -41,8 +42,9 @@ func (c *cluster) result() Result {
 	r := Result{
 		Requests: s.requests, Errors: s.errors,
 		Latency: summarize(s.latency), TTFT: summarize(s.ttft),
-		RumorBytes: s.rumors, FetchedBytes: s.fetched,
-		End: s.end, Events: s.events, Hash: uint64(s.hash),
+		RumorBytes: s.rumors, FetchedBytes: s.fetched, Unfetched: s.unfetched,
+		Befallen: c.faultsAt,
+		End:      s.end, Events: s.events, Hash: uint64(s.hash),
 	}
 	if s.tokens > 0 {
 		r.ExpectedHit = float64(s.expected) / float64(s.tokens)
