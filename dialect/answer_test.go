@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -263,6 +262,6 @@ func BenchmarkScanner(b *testing.B) {
 		s.text = s.text[:0]
 	}
 	if n, _ := s.Generated(); n == 0 {
-		b.Fatal(fmt.Sprint("read nothing"))
+		b.Fatal("read nothing")
 	}
 }

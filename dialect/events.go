@@ -1,5 +1,7 @@
 package dialect
 
+import "bytes"
+
 // The readers take one JSON value of an answer, a piece of a stream or the whole
 // of it, and say whether it is part of an answer (a ping is not).
 
@@ -143,7 +145,7 @@ func (s *Scanner) responses(v value) bool {
 		s.usageOf(usage)
 		return true
 	}
-	switch d.str(kind) {
+	switch string(d.str(kind)) {
 	case "response.output_text.delta":
 		s.count(s.add(delta), -1)
 	case "response.completed", "response.incomplete", "response.failed":
@@ -166,7 +168,7 @@ func (s *Scanner) item(v value) {
 
 // part reads a part of a message of this type.
 func (s *Scanner) part(v value, kind string) {
-	if s.doc.str(s.doc.member(v, "type")) == kind {
+	if string(s.doc.str(s.doc.member(v, "type"))) == kind {
 		s.add(s.doc.member(v, "text"))
 	}
 }
@@ -191,7 +193,7 @@ func (s *Scanner) messages(v value) bool {
 			usage = m
 		}
 	}
-	switch d.str(kind) {
+	switch string(d.str(kind)) {
 	case "ping":
 		return false
 	case "message_start":
@@ -257,7 +259,7 @@ func (s *Scanner) sglang(v value) bool {
 	if n, ok := d.integer(index); ok && n != 0 {
 		return true
 	}
-	if said := d.str(text); len(said) >= len(s.text) && said[:len(s.text)] == string(s.text) {
+	if bytes.HasPrefix(d.str(text), s.text) {
 		s.text = s.text[:0]
 	}
 	s.add(text)

@@ -367,10 +367,7 @@ func (d *doc) elements(v value) iter.Seq[value] {
 
 // key returns a key as it counts.
 func (d *doc) key(v value) []byte {
-	key := d.inner(v)
-	if bytes.IndexByte(key, '\\') >= 0 {
-		key = appendUnescaped(nil, key, false)
-	}
+	key := d.str(v)
 	if d.fold && bytes.ContainsFunc(key, func(c rune) bool { return c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' }) {
 		key = foldKey(key)
 	}
@@ -385,13 +382,16 @@ func (d *doc) appendString(dst []byte, v value) []byte {
 	return appendUnescaped(dst, d.inner(v), false)
 }
 
-// is says whether v is a string of this text, written without escapes.
-func (d *doc) is(v value, text string) bool {
-	return d.kind(v) == '"' && string(d.inner(v)) == text
+// str returns the text of v, nil if it is no string. It may be a part of d.b.
+func (d *doc) str(v value) []byte {
+	if d.kind(v) != '"' {
+		return nil
+	}
+	if text := d.inner(v); bytes.IndexByte(text, '\\') < 0 {
+		return text
+	}
+	return d.appendString(nil, v)
 }
-
-// str returns the text of v, if it is a string.
-func (d *doc) str(v value) string { return string(d.appendString(nil, v)) }
 
 // null says whether v is null or none.
 func (d *doc) null(v value) bool { return d.kind(v) == 'n' }

@@ -193,7 +193,7 @@ func (p *prompt) items(v value) {
 			p.message(item)
 			continue
 		}
-		p.text = p.appendCanonical(appendMessage(p.text, p.str(p.member(item, "type"))), item)
+		p.text = p.appendCanonical(appendMessage(p.text, string(p.str(p.member(item, "type")))), item)
 	}
 }
 

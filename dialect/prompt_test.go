@@ -107,6 +107,8 @@ func TestReplayable(t *testing.T) {
 		{"/v1/messages", `{"tools":[{"name":"f","input_schema":{}}]}`, true},
 		{"/v1/messages", `{"tools":[{"type":"code_execution_20250522","name":"f"}]}`, false},
 		{"/v1/messages", `{"mcp_servers":[{"url":"u"}]}`, false},
+		{"/v1/embeddings", `{"input":"x"}`, true},
+		{"/v1/files", `not read`, false},
 	} {
 		if got := mustRead(t, test.path, test.body); got.Replayable != test.want {
 			t.Errorf("%s %s is replayable: %v", test.path, test.body, got.Replayable)

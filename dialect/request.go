@@ -32,8 +32,9 @@ type Request struct {
 	Stream bool
 
 	// Replayable says that a second run has no second effect: nothing is stored
-	// and no tool is run by the server. When it is false, the request must not
-	// be sent again once an engine may have begun on it.
+	// and no tool is run by the server. When it is false, as it is for what is
+	// not read, the request must not be sent again once an engine may have begun
+	// on it.
 	Replayable bool
 
 	// Pinned says that the request goes on from what the engine keeps of an
@@ -45,7 +46,7 @@ type Request struct {
 
 // Read reads the body of a request to e as far as its dialect goes. It fails
 // with ErrDepth, with ErrDuplicateModel, or because the body is no JSON object;
-// what else there may be to say against a request is the engine's to say. Takes
+// what else there may be to say against a request is the engine's to say. It takes
 // one pass over the body, another over the prompt, and one copy of that.
 //
 // White space, the order of keys and JSON escapes do not show. Keys count
@@ -55,16 +56,16 @@ type Request struct {
 // dialects are read that way. For the model this last rule is not relied on: see
 // ErrDuplicateModel, which counts keys in any case.
 func Read(e Endpoint, body []byte) (Request, error) {
-	r := Request{Replayable: true}
 	if e.Dialect == Opaque {
-		return r, nil
+		return Request{}, nil
 	}
+	r := Request{Replayable: true}
 	p := prompt{doc: doc{fold: e.Dialect == OllamaChat || e.Dialect == OllamaGenerate}}
 	if err := p.parse(body); err != nil {
-		return r, err
+		return Request{}, err
 	}
 	if p.kind(p.root()) != '{' {
-		return r, errNoObject
+		return Request{}, errNoObject
 	}
 	var f fields
 	models := 0
@@ -80,10 +81,10 @@ func Read(e Endpoint, body []byte) (Request, error) {
 		}
 	}
 	if models > 1 {
-		return r, ErrDuplicateModel
+		return Request{}, ErrDuplicateModel
 	}
 	if p.kind(f.model) == '"' {
-		r.Model = p.str(f.model)
+		r.Model = string(p.str(f.model))
 		r.ModelAt = f.model.span()
 	}
 	r.Stream = p.stream(e.Dialect, f.stream)
@@ -91,7 +92,7 @@ func Read(e Endpoint, body []byte) (Request, error) {
 	if !e.Generates() {
 		return r, nil
 	}
-	if r.Pinned = !p.null(f.previous) || !p.null(f.conversation); r.Pinned {
+	if r.Pinned = e.Dialect == Responses && !(p.null(f.previous) && p.null(f.conversation)); r.Pinned {
 		r.Replayable = false
 		return r, nil
 	}
@@ -241,7 +242,7 @@ func (p *prompt) adapter(f fields) string {
 
 // salt returns what keeps the cache entries of tenants apart: cache_salt and
 // SGLang's extra_key, which SGLang joins the same way.
-func (p *prompt) salt(f fields) string { return p.str(f.cacheSalt) + p.str(f.extraKey) }
+func (p *prompt) salt(f fields) string { return string(p.str(f.cacheSalt)) + string(p.str(f.extraKey)) }
 
 // repeatable says whether a request with this member can run twice. Storing,
 // running in the background and tools that the server runs have effects; tools
@@ -255,7 +256,7 @@ func (p *prompt) repeatable(key []byte, v value) bool {
 		return p.empty(v)
 	case "tools":
 		for tool := range p.elements(v) {
-			switch p.str(p.member(tool, "type")) {
+			switch string(p.str(p.member(tool, "type"))) {
 			case "", "function", "custom":
 			default:
 				return false

@@ -132,3 +132,22 @@ func TestContinueIsThePrefixOfTheNextTurn(t *testing.T) {
 		t.Errorf("continued %q", got)
 	}
 }
+
+// Looking at eight bytes at a time finds what looking at each does.
+func TestPlain(t *testing.T) {
+	for c := range 256 {
+		for at := range 20 {
+			b := []byte("abcdefghijklmnopqrst")
+			b[at] = byte(c)
+			want := len(b)
+			if c < ' ' || c == '"' || c == '\\' {
+				want = at
+			}
+			for from := range at + 1 {
+				if got := plain(b, from); got != want {
+					t.Fatalf("%q from %d: %d, want %d", b, from, got, want)
+				}
+			}
+		}
+	}
+}

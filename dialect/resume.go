@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // A plan says where a body is to be changed so that it asks for the rest of an
@@ -24,7 +25,7 @@ type limit struct {
 
 // Resumable says that an answer to the request that broke off can be had whole
 // from another engine, byte for byte: decoding is greedy, the engine adds
-// nothing of its own to the text, and it can be told to go on from a text. It is
+// nothing of its own to the text, and it can be told to go on from a text. This is
 // strict: a field that is not known to leave this as it is makes it false.
 func (r Request) Resumable() bool { return r.resume.dialect != Opaque }
 
@@ -36,14 +37,15 @@ func (r Request) Resumable() bool { return r.resume.dialect != Opaque }
 // of the assistant that the engine is told to finish, by the fields of vLLM and
 // SGLang (continue_final_message, add_generation_prompt); an engine that does
 // not know them would begin a new message, so ask this of no other. Nothing is
-// left to ask for, and ok is false, when a limit is reached; and when a chat's
-// text begins or ends in white space, which chat templates trim.
+// left to ask for, and ok is false, when a limit is reached. It is false too when
+// a chat's text begins or ends in white space, which chat templates trim, and when
+// a character of the text is not whole.
 //
 // That the rest is the undisturbed run's takes one thing more, which only the
 // engine can give: that it reads the text as the tokens that it was made of.
 func (r Request) Resume(body []byte, text string, tokens int) (rest []byte, ok bool) {
 	p := r.resume
-	if p.dialect == Opaque || p.dialect == Chat && strings.TrimSpace(text) != text {
+	if p.dialect == Opaque || p.dialect == Chat && strings.TrimSpace(text) != text || strings.ContainsRune(text, utf8.RuneError) {
 		return nil, false
 	}
 	if text == "" {

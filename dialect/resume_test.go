@@ -25,6 +25,8 @@ func TestResume(t *testing.T) {
 		},
 		{completion, `{"prompt":"x","max_tokens":5,"temperature":0}`, "", 0, `{"prompt":"x","max_tokens":5,"temperature":0}`},
 		{completion, `{"prompt":"x","max_tokens":5,"temperature":0}`, "y", 5, ""},
+		{completion, `{"prompt":"x","max_tokens":5,"temperature":0}`, "\xed\xa0\xbd", 1, ""},
+		{completion, `{"prompt":"x","max_tokens":5,"temperature":0}`, "y\ufffd", 1, ""},
 		{completion, `{"prompt":"x","temperature":0}`, "y", 1, ""},
 		{completion, `{"prompt":"x","max_tokens":null,"temperature":0}`, "y", 1, ""},
 		{completion, `{"prompt":"x","max_tokens":5}`, "y", 1, ""},
