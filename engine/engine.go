@@ -64,7 +64,7 @@ func (e *Remote) dial(ctx context.Context, network, addr string) (net.Conn, erro
 func (e *Remote) RoundTrip(req *http.Request) (*http.Response, error) {
 	out := req.WithContext(req.Context()) // a round tripper leaves its request alone
 	out.URL = e.base.JoinPath(req.URL.EscapedPath())
-	out.URL.RawQuery = req.URL.RawQuery
+	out.URL.RawQuery, out.URL.ForceQuery = req.URL.RawQuery, req.URL.ForceQuery
 	out.Host = ""
 	return e.transport.RoundTrip(out)
 }
