@@ -125,7 +125,7 @@ func (s *Scanner) scan(p []byte) []byte {
 		return nil
 	}
 	line := p[:end]
-	if len(s.line) > 0 || s.skipping {
+	if len(s.line) > 0 || s.skipping || len(line) > limit {
 		s.hold(line, limit)
 		line = s.line
 	}

@@ -251,6 +251,54 @@ func TestScannerIsBounded(t *testing.T) {
 	}
 }
 
+// The last line of Ollama's may hold the token ids of all the conversation.
+func TestScannerOfLongLines(t *testing.T) {
+	s := scanner(t, "/api/generate", "Content-Type", "application/x-ndjson")
+	_, _ = io.WriteString(s, "{")
+	_, _ = io.WriteString(s, `"response":"x","done":true,"context":[`+strings.Repeat("12345,", lineMax/4)+`1],"prompt_eval_count":9,"eval_count":1}`+"\n")
+	if got := look(s); got.text != "x" || !got.whole || !got.ended || got.usage.Prompt != 9 {
+		t.Errorf("saw %+v", got)
+	}
+}
+
+// A line that is too long is so however it comes.
+func TestScannerOfTooLongLines(t *testing.T) {
+	for kind, prefix := range map[string]string{sseType: "data: ", "application/x-ndjson": ""} {
+		long := prefix + `{"choices":[{"text":"` + strings.Repeat("x", answerMax) + `"}],"usage":{"prompt_tokens":9}}` + "\n\n"
+		for _, cut := range []int{0, 1, len(long) / 2, len(long)} {
+			s := scanner(t, completion, "Content-Type", kind)
+			_, _ = io.WriteString(s, long[:cut])
+			_, _ = io.WriteString(s, long[cut:])
+			if got := look(s); got.text != "" || got.whole || !got.began || got.usage.Prompt != 0 || cap(s.line) > answerMax {
+				t.Errorf("%s cut at %d: saw %d bytes, whole %v", kind, cut, len(got.text), got.whole)
+			}
+		}
+	}
+}
+
+// Only an answer that is text so far, and has not finished, can be gone on from.
+func TestScannerKnowsWhatIsResumable(t *testing.T) {
+	for piece, want := range map[string]bool{
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a","tool_calls":[],"refusal":null},"finish_reason":null}]}`: true,
+		`{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}`:                                                         true,
+		`{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length"}]}`:                                               false,
+		`{"choices":[{"index":0,"delta":{"reasoning_content":"a"}}]}`:                                                              false,
+		`{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}`:                                                           false,
+		`{"choices":[{"index":1,"delta":{"content":"a"}}]}`:                                                                        false,
+		`{"choices":[{`: false,
+		`[DONE]`:        false,
+	} {
+		s := scanner(t, chat, "Content-Type", sseType)
+		_, _ = io.WriteString(s, sse(piece))
+		if s.Resumable() != want {
+			t.Errorf("after %s resumable: %v", piece, s.Resumable())
+		}
+	}
+	if scanner(t, chat, "Content-Type", sseType, "Content-Encoding", "gzip").Resumable() || scanner(t, chat, "Content-Type", jsonType).Resumable() {
+		t.Error("what is no stream of plain events is resumable")
+	}
+}
+
 // A stream's piece is read without garbage.
 func BenchmarkScanner(b *testing.B) {
 	piece := []byte(sse(`{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m-test","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}`))

@@ -151,3 +151,15 @@ func TestPlain(t *testing.T) {
 		}
 	}
 }
+
+// What reading costs in memory is bounded, whatever the body.
+func TestReadIsBounded(t *testing.T) {
+	if _, err := Read(endpoint(t, chat), []byte(`{"x":[`+strings.Repeat("[],", boxesMax)+"[]]}")); err == nil {
+		t.Error("an index of any size is made")
+	}
+	members := strings.Repeat(`"b":0,`, sortMax) + `"a":1`
+	r := mustRead(t, chat, `{"messages":[],"tools":{"z":[{`+members+`}], "y":1}}`)
+	if want := "\x1etools\x1f" + `{"y":1,"z":[{` + members + `}]}`; string(r.Text) != want {
+		t.Errorf("an object of many members reads %.60q in %d bytes, want %.60q in %d", r.Text, len(r.Text), want, len(want))
+	}
+}

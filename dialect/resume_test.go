@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -162,4 +163,47 @@ func TestRewriterJoinsRuns(t *testing.T) {
 			t.Fatalf("joined\n%s\nwant\n%s", joined, want)
 		}
 	})
+}
+
+// There is no byte after which a stream cannot be resumed.
+func TestRewriterResumesAnywhere(t *testing.T) {
+	texts := []string{"Once", " upon", "."}
+	for _, isChat := range []bool{false, true} {
+		for _, lineEnd := range []string{"\n", "\r\n", "\r"} {
+			stream := func(id string, from int) string {
+				all := strings.ReplaceAll(run(id, isChat, from, texts[from:]...), ": hello\n\n", "")
+				return strings.ReplaceAll(all, "\n", lineEnd)
+			}
+			want := stream("first", 0)
+			for at := range strings.Index(want, `"."`) {
+				var w Rewriter
+				e := Endpoint{Dialect: Completion}
+				if isChat {
+					e.Dialect = Chat
+				}
+				s := NewScanner(e, func(name string) string { return map[string]string{"Content-Type": sseType}[name] })
+				got := string(w.Write([]byte(want[:at])))
+				_, _ = s.Write([]byte(got))
+				n, _ := s.Generated()
+				w.Resume(n)
+				got += string(w.Write([]byte(stream("again", n))))
+				if got += string(w.Rest()); !strings.HasPrefix(got, "data: {\"id\":\"again") && got != want {
+					t.Fatalf("broken off after %d bytes and resumed:\n%q\nwant\n%q", at, got, want)
+				}
+			}
+		}
+	}
+}
+
+// An event without end passes in bounded memory and ends rewriting.
+func TestRewriterIsBounded(t *testing.T) {
+	var w Rewriter
+	var got int
+	piece := bytes.Repeat([]byte("x"), 64<<10)
+	for range 100 {
+		got += len(w.Write(piece))
+	}
+	if held := cap(w.held) + cap(w.out); held > 4*lineMax || got != 100*len(piece) || w.Resume(1) {
+		t.Errorf("holds %d bytes, passed on %d", held, got)
+	}
 }
