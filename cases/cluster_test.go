@@ -31,6 +31,7 @@ type cluster struct {
 	t       *testing.T
 	at      string // the node that the case is to ask
 	anyone  bool   // the case may be served by another node than B
+	panics  bool   // the case has nodes panic
 	wires   wires
 	client  *http.Transport
 	members map[string]*member
@@ -274,7 +275,7 @@ func (c *cluster) finish() {
 			c.t.Errorf("%s stopped with %v", name, err)
 		}
 		m.engine.Close()
-		if log := m.log.String(); strings.Contains(log, "panic") {
+		if log := m.log.String(); strings.Contains(log, "panic") && !c.panics {
 			c.t.Errorf("%s panicked:\n%s", name, log)
 		} else if c.t.Failed() {
 			c.t.Logf("the log of %s:\n%s", name, log)
@@ -355,6 +356,13 @@ func (e *scripted) slow(n int, delay time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.slowed, e.delay = n, delay
+}
+
+// closeIdle has the engine close connections on which that long nothing comes.
+func (e *scripted) closeIdle(after time.Duration) {
+	e.Engine.mu.Lock()
+	defer e.Engine.mu.Unlock()
+	e.IdleClose = after
 }
 
 // key has the engine want a key for everything.
@@ -440,9 +448,22 @@ func (c *cluster) metrics(name string) map[string]float64 {
 }
 
 // requests counts those of a node that ended with outcome, on whatever way.
-func (c *cluster) requests(name, outcome string) (n int) {
+func (c *cluster) requests(name, outcome string) int {
+	c.t.Helper()
+	return c.sum(name, "hearsay_requests_total", `outcome="`+outcome+`"`)
+}
+
+// failures counts what a node holds against engines, its own and its peers'.
+func (c *cluster) failures(name string) int {
+	c.t.Helper()
+	return c.sum(name, "hearsay_failures_total", "")
+}
+
+// sum adds up the series of a metric that have a label.
+func (c *cluster) sum(name, metric, label string) (n int) {
+	c.t.Helper()
 	for series, v := range c.metrics(name) {
-		if strings.HasPrefix(series, "hearsay_requests_total{") && strings.Contains(series, `outcome="`+outcome+`"`) {
+		if strings.HasPrefix(series, metric+"{") && strings.Contains(series, label) {
 			n += int(v)
 		}
 	}

@@ -191,9 +191,11 @@ func (c *exchange) next() bool {
 		c.conn.Close()
 	}
 	var idle <-chan time.Time
+	e.mu.Lock()
 	if e.IdleClose > 0 {
 		idle = time.After(e.IdleClose)
 	}
+	e.mu.Unlock()
 	select {
 	case err = <-waiting:
 	case <-idle:
