@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +154,32 @@ func TestG06BrokenOff(t *testing.T) {
 	}
 }
 
+// G06: an answer that is no stream and breaks off is no answer: while the client has
+// nothing of it, it gets an error, or another node's.
+func TestG06BrokenWhole(t *testing.T) {
+	big := `{"x":"` + strings.Repeat("y", 3<<20)
+	for name, s := range map[string]Script{
+		"short":       {Header: []string{"Content-Type: application/json", "Content-Length: 100"}, Framing: Bare, Steps: steps(0, []string{`{"x":`}), End: Dropped},
+		"long":        {Header: []string{"Content-Type: application/json", "Content-Length: 9999999"}, Framing: Bare, Steps: steps(0, []string{big}), End: Dropped},
+		"of no size":  {Header: []string{"Content-Type: application/json"}, Steps: steps(0, []string{`{"x":`}), End: Dropped},
+		"no body yet": {Header: []string{"Content-Type: application/json"}, Steps: nil, End: Dropped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, always(s), func(t *testing.T, c *cluster) {
+				c.anyone = true // and all are alike
+				switch r := c.post(chat); {
+				case r.status == 200 && r.err == nil:
+					t.Errorf("%q seems whole", excerpt(string(r.body)))
+				case r.status != 200:
+					wantError(t, r, 502, "engine_unavailable")
+				case !strings.HasPrefix(s.Body(), string(r.body)):
+					t.Errorf("the client has %q", excerpt(string(r.body)))
+				}
+			})
+		})
+	}
+}
+
 // G07: events reach the client one by one as they leave the engine, whatever
 // parameters the content type has, and what the engine says to proxies is passed on.
 func TestG07NoLumps(t *testing.T) {
@@ -167,6 +194,18 @@ func TestG07NoLumps(t *testing.T) {
 				t.Errorf("%s: %q, want %q", name, r.header.Get(name), value)
 			}
 		}
+	})
+}
+
+// G07: so do lines of JSON, in the dialect that streams unless it is told not to.
+func TestG07NoLumpsOfLines(t *testing.T) {
+	line := func(text string) string { return `{"model":"m-test","message":{"role":"assistant","content":"` + text + `"},"done":false}` + "\n" }
+	s := Drip(200*time.Millisecond, line("a"), line("b")[:20], line("b")[20:], `{"model":"m-test","done":true,"prompt_eval_count":9,"eval_count":2}`+"\n")
+	s.Header = []string{"Content-Type: application/x-ndjson"}
+	eachWay(t, always(s), func(t *testing.T, c *cluster) {
+		r := c.ask(t.Context(), http.MethodPost, "/api/chat", chat)
+		c.wantWhole(r, s)
+		c.wantPrompt(r)
 	})
 }
 

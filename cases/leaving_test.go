@@ -153,3 +153,22 @@ func long(topic string, blocks int, user string) string {
 	}
 	return fmt.Sprintf(`{"model":"m-test","messages":[{"role":"system","content":%s},{"role":"user","content":%s}]}`, quote(system.String()), quote(user))
 }
+
+// G10: a client that stays and takes nothing is cut off after a minute, for all the
+// engine still has to say.
+func TestG10TakesNothing(t *testing.T) {
+	s := Stream(strings.Split(strings.Repeat(event(strings.Repeat("x", 32<<10))+"|", 500)+done, "|")...) // more than any buffer on the way
+	eachWay(t, always(s), func(t *testing.T, c *cluster) {
+		conn := c.dial()
+		defer conn.Close()
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(chatStream), chatStream)
+		begun := time.Now()
+		time.Sleep(2 * time.Minute)
+		if left := c.served().asked()[0].Left(); left.IsZero() || left.Sub(begun) > 62*time.Second {
+			t.Errorf("the engine was told after %v", left.Sub(begun))
+		}
+		if n := c.requests(c.at, "cancelled"); n != 1 {
+			t.Errorf("%d requests counted as cancelled", n)
+		}
+	})
+}

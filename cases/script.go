@@ -28,11 +28,12 @@ type Step struct {
 // Framing says how an answer's body is delimited.
 type Framing int
 
-// The framings of RFC 9112, section 6.3.
+// The framings of RFC 9112, section 6.3, and one that may be false.
 const (
 	Chunked Framing = iota
 	Length
 	UntilClose
+	Bare // by what Header says
 )
 
 // End says what follows the last step.

@@ -2,6 +2,7 @@ package cases
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,8 +11,6 @@ import (
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
-
-	"math/rand/v2"
 )
 
 // G52: a prompt of megabytes is served and found again, and a long chain of prompts,

@@ -41,9 +41,14 @@ func (f *failure) Unwrap() error { return f.error }
 func (d *Daemon) ask(q *request, decision node.Decision) (*answer, *failure) {
 	ctx, cancel := context.WithCancelCause(q.http.Context())
 	a := &answer{cancel: cancel}
+	kept := false
+	defer func() {
+		if !kept { // in a panic too
+			a.close()
+		}
+	}()
 	out, err := d.outgoing(ctx, q, decision)
 	if err != nil {
-		cancel(err)
 		return nil, &failure{error: err}
 	}
 	late := time.AfterFunc(time.Until(q.deadline), func() { cancel(errTimeout) })
@@ -56,13 +61,19 @@ func (d *Daemon) ask(q *request, decision node.Decision) (*answer, *failure) {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause // given up, perhaps as its first byte came
 	}
-	if err == nil && q.hop == "" && q.named {
-		return d.judge(a, decision)
-	}
-	if err != nil {
-		a.close()
+	switch {
+	case err != nil:
 		return nil, &failure{error: err, ran: !notSent(err), doubt: !errors.Is(err, errFull) && !errors.Is(err, errStuck)}
+	case q.hop == "" && q.named:
+		f := d.judge(a, decision)
+		kept = f == nil || f.answer != nil
+		if f != nil {
+			return nil, f
+		}
+	case q.hop != "" && busy(a.resp.StatusCode): // its origin judges the rest
+		d.locked(func(now time.Time, n *node.Node) { n.Busy(now, decision.Node, retryAfter(a.resp.Header)) })
 	}
+	kept = true
 	return a, nil
 }
 
@@ -82,7 +93,7 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 	if out.Header["User-Agent"] == nil {
 		out.Header["User-Agent"] = []string{""} // or net/http adds its own
 	}
-	if out.Header["Idempotency-Key"] == nil {
+	if out.Header["Idempotency-Key"] == nil && (!q.named || q.read.Replayable) {
 		// An engine may close a kept connection just as it is used. This,
 		// which is not sent, lets net/http try another when no byte came back.
 		out.Header["Idempotency-Key"] = []string{}
@@ -94,10 +105,14 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 		if v := q.http.Header.Get(resumeHeader); v != "" {
 			out.Header.Set(resumeHeader, v)
 		}
-		out.Header.Set(deadlineHeader, strconv.FormatInt(time.Until(q.deadline).Milliseconds(), 10))
+		out.Header.Set(deadlineHeader, strconv.FormatInt(max(1, (time.Until(q.deadline)-deadlineMargin).Milliseconds()), 10))
 	}
 	return out, nil
 }
+
+// deadlineMargin is by how much the deadline of the node beside the engine lies
+// before the origin's: it is the one to find out that its engine is stuck.
+const deadlineMargin = 5 * time.Millisecond
 
 func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
 	var refused error
@@ -163,33 +178,52 @@ func (d *Daemon) askPeer(a *answer, out *http.Request, peer string) (err error) 
 // pass on, or another node may do better. What the client did wrong is wrong
 // everywhere, and its engine's error is passed on; so is anything of which the
 // engine says that it is not to be tried again.
-func (d *Daemon) judge(a *answer, decision node.Decision) (*answer, *failure) {
+func (d *Daemon) judge(a *answer, decision node.Decision) *failure {
 	status, header := a.resp.StatusCode, a.resp.Header
 	f := &failure{error: fmt.Errorf("%s answers with status %d", decision.Node, status)}
 	switch code := header.Get(refusedHeader); {
 	case code != "" && !decision.Self:
-		f.error = fmt.Errorf("%s refuses: %s", decision.Node, code)
+		f.error = fmt.Errorf("%s refuses: %w", decision.Node, refusedBecause(code))
 		f.doubt = code == codeUnavailable || code == codeStuck
 		if code == codeFull {
 			f.pause = retryAfter(header)
 		}
-		a.close()
-		return nil, f
+		return f
 	case header.Get("X-Should-Retry") == "false":
-		return a, nil
-	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == statusOverloaded:
+		return nil
+	case busy(status):
 		f.pause = retryAfter(header)
 	case status >= 500:
 		f.ran, f.doubt = true, true
 	case status == http.StatusNotFound && !decision.Self: // it may have unloaded the model
 	default:
-		return a, nil
+		return nil
 	}
 	if !a.keep() {
-		return a, nil // too long to be held while others are asked
+		return nil // too long to be held while others are asked
 	}
 	f.answer = a
-	return nil, f
+	return f
+}
+
+// refusedBecause is the error behind the code of a peer's refusal.
+func refusedBecause(code string) error {
+	switch code {
+	case codeFull:
+		return errFull
+	case codeHeld:
+		return errHeld
+	case codeStuck:
+		return errStuck
+	case codeClosed:
+		return errClosed
+	}
+	return errors.New(code)
+}
+
+// busy says whether a status asks to come back later.
+func busy(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == statusOverloaded
 }
 
 // statusOverloaded is Anthropic's.

@@ -53,7 +53,7 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	w.WriteHeader(res.status)
 
 	p := &passage{d: d, w: w, q: q, scanner: dialect.NewScanner(q.endpoint, a.resp.Header.Get), from: decision, answer: a}
-	if d.mayResume(q) && res.status == http.StatusOK {
+	if d.mayResume(q) && res.status == http.StatusOK && p.scanner.Resumable() {
 		p.rewriter = new(dialect.Rewriter)
 	} else {
 		d.release(q)

@@ -266,7 +266,7 @@ func (d *Daemon) decide(q *request) (decision node.Decision) {
 // effect twice.
 func (d *Daemon) mayTryAgain(q *request, failed *failure) bool {
 	switch {
-	case q.hop != "" || !q.named || !time.Now().Before(q.deadline):
+	case q.hop != "" || !q.named || time.Until(q.deadline) < 2*deadlineMargin:
 		return false
 	case failed.ran:
 		q.replays++
