@@ -199,7 +199,9 @@ func TestG07NoLumps(t *testing.T) {
 
 // G07: so do lines of JSON, in the dialect that streams unless it is told not to.
 func TestG07NoLumpsOfLines(t *testing.T) {
-	line := func(text string) string { return `{"model":"m-test","message":{"role":"assistant","content":"` + text + `"},"done":false}` + "\n" }
+	line := func(text string) string {
+		return `{"model":"m-test","message":{"role":"assistant","content":"` + text + `"},"done":false}` + "\n"
+	}
 	s := Drip(200*time.Millisecond, line("a"), line("b")[:20], line("b")[20:], `{"model":"m-test","done":true,"prompt_eval_count":9,"eval_count":2}`+"\n")
 	s.Header = []string{"Content-Type: application/x-ndjson"}
 	eachWay(t, always(s), func(t *testing.T, c *cluster) {

@@ -93,7 +93,7 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 	if out.Header["User-Agent"] == nil {
 		out.Header["User-Agent"] = []string{""} // or net/http adds its own
 	}
-	if out.Header["Idempotency-Key"] == nil && (!q.named || q.read.Replayable) {
+	if out.Header["Idempotency-Key"] == nil && !d.cfg.NoReplay && (!q.named || q.read.Replayable) {
 		// An engine may close a kept connection just as it is used. This,
 		// which is not sent, lets net/http try another when no byte came back.
 		out.Header["Idempotency-Key"] = []string{}
