@@ -55,7 +55,7 @@ func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 		return e.encode(c.PromptField(), text)
 	}
 	if err := e.tok.check(ids); err != nil {
-		return nil, openai.BadRequest("prompt", "%v", err)
+		return nil, openai.BadRequest(c.PromptField(), "%v", err)
 	}
 	return ids, nil
 }

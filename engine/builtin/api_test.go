@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/hearsay-project/hearsay/dialect"
 )
 
 func serve(t *testing.T, c Config) (*Engine, *httptest.Server) {
@@ -288,5 +290,31 @@ func TestStreamsEndWithTheirClientOrTheEngine(t *testing.T) {
 	e.Close()
 	if rest, err := io.ReadAll(stays.Body); err == nil || strings.Contains(string(rest), "[DONE]") {
 		t.Errorf("the stream of a closed engine ended with %v", err)
+	}
+}
+
+// A second request finds the prompt of the first in the cache, in whatever API it
+// comes; Ollama's is seen in the header.
+func TestEveryAPITellsWhatWasCached(t *testing.T) {
+	_, s := serve(t, Config{})
+	story := strings.Repeat("Once upon a time there was a whale. ", 8)
+	for path, body := range map[string]string{
+		"/v1/responses": `{"instructions":"Be brief.","input":[{"role":"user","content":[{"type":"input_text","text":%q}]}],"max_output_tokens":2,"stream":%v}`,
+		"/v1/messages":  `{"system":"Answer.","messages":[{"role":"user","content":[{"type":"text","text":%q}]}],"max_tokens":2,"stream":%v}`,
+		"/generate":     `{"text":%q,"sampling_params":{"max_new_tokens":2,"temperature":0},"stream":%v}`,
+		"/completion":   `{"prompt":%q,"n_predict":2,"stream":%v}`,
+		"/api/chat":     `{"messages":[{"role":"user","content":%q}],"options":{"num_predict":2},"stream":%v}`,
+		"/api/generate": `{"system":"Go on.","prompt":%q,"options":{"num_predict":2},"stream":%v}`,
+	} {
+		e, _ := dialect.Lookup(path)
+		for i, stream := range []bool{false, true, false} {
+			status, header, answer := post(t, s, path, fmt.Sprintf(body, path+story, stream))
+			scan := dialect.NewScanner(e, header.Get)
+			_, _ = scan.Write([]byte(answer))
+			u, known := scan.Usage()
+			if status != 200 || !known || u.Completion != 2 || u.Prompt < 16 || (i > 0) != (u.Cached >= 16) {
+				t.Errorf("%s, request %d: %d %+v %v\n%s", path, i, status, u, known, answer)
+			}
+		}
 	}
 }

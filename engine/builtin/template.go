@@ -66,7 +66,9 @@ func contentText(raw json.RawMessage) (string, error) {
 		if err := p.Get("type", &kind, "a string"); err != nil {
 			return "", openai.In("content", err)
 		}
-		if kind != "text" {
+		switch kind {
+		case "text", "input_text", "output_text": // the latter two in OpenAI's responses
+		default:
 			return "", openai.BadRequest("content", "a content part of type %q is not supported; this engine reads text", kind)
 		}
 		if err := p.Get("text", &part, "a string"); err != nil {

@@ -49,7 +49,8 @@ type Call struct {
 	Seed        uint64   // of the draws; drawn where the request has none
 	Stop        []string // ends the answer and is not part of it; at most maxStops of 1 to maxStopBytes bytes
 
-	usage bool // stream_options.include_usage
+	wantsUsage bool // stream_options.include_usage
+	api        api
 }
 
 // Bounds of stop strings: a stream holds back what may be the beginning of one.
@@ -60,16 +61,20 @@ const (
 
 // PromptField names the field that holds the prompt.
 func (c *Call) PromptField() string {
-	if c.Chat {
-		return "messages"
+	switch {
+	case c.Chat:
+		return c.name("messages")
+	case c.Path == "/generate" && c.Fields["text"] == nil:
+		return "input_ids"
 	}
-	return "prompt"
+	return c.name("prompt")
 }
 
 // Prompt gives the prompt of a call that is no chat: a text, or token ids if there
 // are any. A list of one text is that text; several prompts are refused.
 func (c *Call) Prompt() (text string, ids []int32, err error) {
-	raw := c.Fields["prompt"]
+	field := c.PromptField()
+	raw := c.Fields[field]
 	var one *string
 	var texts []string
 	switch {
@@ -80,7 +85,7 @@ func (c *Call) Prompt() (text string, ids []int32, err error) {
 	case json.Unmarshal(raw, &ids) == nil && len(ids) > 0:
 		return "", ids, nil
 	}
-	return "", nil, BadRequest("prompt", "prompt must be a string, a list of one string, or a list of token ids")
+	return "", nil, BadRequest(field, "%s must be a string, a list of one string, or a list of token ids", field)
 }
 
 // A Message is one of a chat.
@@ -91,22 +96,31 @@ type Message struct {
 
 var roles = []string{"system", "developer", "user", "assistant", "tool"}
 
-// Messages gives those of a chat, at least one.
+// Messages gives those of a chat, at least one. A system's message that has a field
+// of its own comes first.
 func (c *Call) Messages() ([]Message, error) {
+	field := c.PromptField()
+	raw := c.Fields[field]
 	var objects []Object
-	if json.Unmarshal(c.Fields["messages"], &objects) != nil || len(objects) == 0 {
-		return nil, BadRequest("messages", "messages must be a list of at least one message")
+	var said *string
+	if c.api.spoken && json.Unmarshal(raw, &said) == nil && said != nil {
+		objects = []Object{{"role": []byte(`"user"`), "content": raw}}
+	} else if json.Unmarshal(raw, &objects) != nil || len(objects) == 0 {
+		return nil, BadRequest(field, "%s must be a list of at least one message", field)
 	}
-	messages := make([]Message, len(objects))
+	var messages []Message
+	if system := c.Fields[c.api.system]; system != nil && string(system) != "null" {
+		messages = append(messages, Message{Role: "system", Fields: Object{"content": system}})
+	}
 	for i, o := range objects {
 		m := Message{Fields: o}
 		if err := o.Get("role", &m.Role, "a string"); err != nil {
-			return nil, In(fmt.Sprintf("messages[%d]", i), err)
+			return nil, In(fmt.Sprintf("%s[%d]", field, i), err)
 		}
 		if !slices.Contains(roles, m.Role) {
-			return nil, BadRequest(fmt.Sprintf("messages[%d].role", i), "role %q is not one of %s", m.Role, strings.Join(roles, ", "))
+			return nil, BadRequest(fmt.Sprintf("%s[%d].role", field, i), "role %q is not one of %s", m.Role, strings.Join(roles, ", "))
 		}
-		messages[i] = m
+		messages = append(messages, m)
 	}
 	return messages, nil
 }
@@ -126,8 +140,30 @@ func (c *Call) checkModel(served string) error {
 }
 
 func (c *Call) readOptions() error {
-	c.Chat = c.Path == "/v1/chat/completions"
+	c.api = c.apiFor()
+	c.Chat, c.Stream = c.api.chat, c.api.streams
 	c.Temperature, c.TopP = 1, 1
+	from := c.Fields
+	if c.api.options != "" {
+		from = nil
+		if err := c.Fields.Get(c.api.options, &from, "an object"); err != nil {
+			return err
+		}
+	}
+	if err := c.Fields.Get("stream", &c.Stream, "a boolean"); err != nil {
+		return err
+	}
+	if earlier := c.Fields["previous_response_id"]; c.Path == "/v1/responses" && earlier != nil && string(earlier) != "null" {
+		return BadRequest("previous_response_id", "previous_response_id names a stored response, and this engine stores none; send the conversation as input")
+	}
+	if err := c.readSampling(from); err != nil {
+		return err
+	}
+	return c.readStop(from[c.name("stop")])
+}
+
+// readSampling reads the options of the answer but for its stop strings.
+func (c *Call) readSampling(from Object) error {
 	n, seed := 1, int64(rand.Uint64())
 	var echo bool
 	var most *int
@@ -139,7 +175,6 @@ func (c *Call) readOptions() error {
 	}{
 		{"n", &n, "1"},
 		{"echo", &echo, "false"},
-		{"stream", &c.Stream, "a boolean"},
 		{"stream_options", &streamOptions, "an object"},
 		{"temperature", &c.Temperature, "a number"},
 		{"top_p", &c.TopP, "a number"},
@@ -147,9 +182,15 @@ func (c *Call) readOptions() error {
 		{"max_tokens", &most, "an integer"},
 		{"max_completion_tokens", &most, "an integer"},
 	} {
-		if err := c.Fields.Get(f.name, f.v, f.want); err != nil {
+		if err := from.Get(c.name(f.name), f.v, f.want); err != nil {
 			return err
 		}
+	}
+	if c.api.endless && seed < 0 {
+		seed = int64(rand.Uint64())
+	}
+	if c.api.endless && most != nil && *most < 0 {
+		most = nil
 	}
 	switch {
 	case n != 1:
@@ -161,31 +202,31 @@ func (c *Call) readOptions() error {
 	case !(c.TopP > 0 && c.TopP <= 1):
 		return BadRequest("top_p", "top_p is %g, and may be above 0 up to 1", c.TopP)
 	case most != nil && *most < 1:
-		return BadRequest("max_tokens", "max_tokens is %d, and must be at least 1", *most)
+		return BadRequest(c.name("max_tokens"), "%s is %d, and must be at least 1", c.name("max_tokens"), *most)
 	}
 	if most != nil {
 		c.MaxTokens = *most
 	}
 	c.Seed = uint64(seed)
-	if err := streamOptions.Get("include_usage", &c.usage, "a boolean"); err != nil {
+	if err := streamOptions.Get("include_usage", &c.wantsUsage, "a boolean"); err != nil {
 		return In("stream_options", err)
 	}
-	return c.readStop()
+	return nil
 }
 
-func (c *Call) readStop() error {
-	raw := c.Fields["stop"]
+func (c *Call) readStop(raw json.RawMessage) error {
+	name := c.name("stop")
 	var one *string
 	if raw == nil || json.Unmarshal(raw, &one) == nil {
 		if one != nil {
 			c.Stop = []string{*one}
 		}
 	} else if json.Unmarshal(raw, &c.Stop) != nil || len(c.Stop) > maxStops {
-		return BadRequest("stop", "stop must be a string or a list of up to %d strings", maxStops)
+		return BadRequest(name, "%s must be a string or a list of up to %d strings", name, maxStops)
 	}
 	for _, s := range c.Stop {
 		if s == "" || len(s) > maxStopBytes {
-			return BadRequest("stop", "a stop string must have 1 to %d bytes", maxStopBytes)
+			return BadRequest(name, "a stop string must have 1 to %d bytes", maxStopBytes)
 		}
 	}
 	return nil

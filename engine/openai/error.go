@@ -62,7 +62,8 @@ func In(outer string, err error) error {
 	return &inner
 }
 
-func writeError(w http.ResponseWriter, err error) {
+// writeError answers with err in the shape that problem gives it; nil is OpenAI's.
+func writeError(w http.ResponseWriter, err error, problem func(*Error) any) {
 	var e *Error
 	if !errors.As(err, &e) { // the request's context has ended
 		e = &Error{Status: statusClientGone, Type: invalidRequest, Message: err.Error()}
@@ -70,13 +71,20 @@ func writeError(w http.ResponseWriter, err error) {
 	if e.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.retryAfter))
 	}
+	if problem == nil {
+		problem = openAIProblem
+	}
+	writeJSON(w, e.Status, problem(e))
+}
+
+func openAIProblem(e *Error) any {
 	field := func(s string) any {
 		if s == "" {
 			return nil
 		}
 		return s
 	}
-	writeJSON(w, e.Status, map[string]any{"error": map[string]any{
+	return map[string]any{"error": map[string]any{
 		"message": e.Message, "type": e.Type, "param": field(e.Param), "code": field(e.Code),
-	}})
+	}}
 }

@@ -1,4 +1,5 @@
-// Package openai serves the OpenAI API for an engine of this process.
+// Package openai serves the OpenAI API, and those of other vendors and engines that
+// generate text, for an engine of this process.
 //
 // A Server reads a request into a Call, has its Engine answer it token by token and
 // writes what comes in the shape of the endpoint, whole or as server-sent events. So
@@ -63,6 +64,12 @@ type Server struct {
 //
 //	POST /v1/chat/completions   OpenAI's API, streamed or not
 //	POST /v1/completions        the same for text; prompt may be token ids
+//	POST /v1/responses          OpenAI's API, of which nothing is stored
+//	POST /v1/messages           Anthropic's API, its errors in Anthropic's shape
+//	POST /generate              SGLang's own API
+//	POST /completion            llama.cpp's own API
+//	POST /api/chat              Ollama's own API, and
+//	POST /api/generate          the same for text
 //	GET  /v1/models
 //	POST /tokenize              {"prompt"} or {"messages"}, if the engine is a Tokenizer
 //	POST /detokenize            {"tokens"}, likewise
@@ -73,7 +80,7 @@ type Server struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &Call{Path: r.URL.Path, Arrived: time.Now()}
 	if err := s.serve(w, r, c); err != nil {
-		writeError(w, err)
+		writeError(w, err, apis[c.Path].problem)
 	}
 }
 
@@ -83,7 +90,7 @@ type handler func(w http.ResponseWriter, r *http.Request, c *Call) error
 func (s *Server) endpoint(path string) (method string, serve handler) {
 	tok, cuts := s.Engine.(Tokenizer)
 	switch {
-	case path == "/v1/chat/completions" || path == "/v1/completions":
+	case apis[path].form != nil:
 		return http.MethodPost, s.generate
 	case path == "/v1/models":
 		return http.MethodGet, s.listModels
@@ -154,14 +161,14 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, c *Call) error
 	prompt, cached := stream.Prompt()
 	w.Header().Set(dialect.PromptTokensHeader, strconv.Itoa(prompt))
 	w.Header().Set(dialect.CachedTokensHeader, strconv.Itoa(cached))
-	a := newReply(w, c, s.Model)
+	a := newReply(w, c, s.Model, prompt, cached)
 	for ; ok; text, ok = stream.Next() {
-		a.text(text)
+		a.add(text)
 	}
 	reason, tokens, err := stream.Finish()
 	switch {
 	case err == nil:
-		a.end(reason, usage{prompt, tokens, prompt + tokens, usageDetails{cached}})
+		a.end(reason, tokens)
 	case !c.Stream:
 		return err
 	case r.Context().Err() == nil:

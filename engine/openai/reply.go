@@ -11,25 +11,35 @@ import (
 	"time"
 )
 
-// A reply is an answer on its way: collected, or sent as server-sent events, one a
-// token. One that fails midway ends without [DONE].
-type reply struct {
-	*Call
-	w     http.ResponseWriter
-	head  response // what all chunks share
-	whole strings.Builder
-	begun bool // the stream's headers are out
+// A form is the shape of one answer in its API.
+type form interface {
+	// whole is the answer that is not streamed.
+	whole(a *reply) any
+	// open sends what comes before the text, piece a token's text, and last what
+	// comes after it.
+	open(a *reply)
+	piece(a *reply, text string)
+	last(a *reply)
 }
 
-func newReply(w http.ResponseWriter, c *Call, model string) *reply {
-	a := &reply{Call: c, w: w, head: response{ID: answerID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: model}}
-	switch {
-	case c.Chat && c.Stream:
-		a.head.ID, a.head.Object = answerID("chatcmpl-"), "chat.completion.chunk"
-	case c.Chat:
-		a.head.ID, a.head.Object = answerID("chatcmpl-"), "chat.completion"
-	}
-	return a
+// A reply is an answer on its way: collected, or sent as a stream, a piece for each
+// token that has text. One that fails midway ends without its last piece.
+type reply struct {
+	*Call
+	form
+	w       http.ResponseWriter
+	model   string
+	created time.Time
+	id      string // drawn, without a prefix
+	begun   bool   // the stream's headers are out
+
+	text   strings.Builder // so far
+	usage  usage           // of the answer so far
+	reason string          // once it has ended: "stop" or "length"
+}
+
+func newReply(w http.ResponseWriter, c *Call, model string, prompt, cached int) *reply {
+	return &reply{Call: c, form: c.api.form(), w: w, model: model, created: time.Now(), id: drawID(), usage: usage{Prompt: prompt, Details: usageDetails{cached}}}
 }
 
 // begin starts a stream, once.
@@ -38,111 +48,70 @@ func (a *reply) begin() {
 		return
 	}
 	a.begun = true
-	a.w.Header().Set("Content-Type", "text/event-stream")
+	kind := "text/event-stream"
+	if a.api.streams {
+		kind = "application/x-ndjson"
+	}
+	a.w.Header().Set("Content-Type", kind)
 	a.w.Header().Set("Cache-Control", "no-cache")
-	if a.Chat {
-		a.event(choice{Delta: &message{Role: "assistant", Content: new(string)}})
-	}
+	a.open(a)
 }
 
-// text adds what a token said.
-func (a *reply) text(s string) {
+// add adds what a token said.
+func (a *reply) add(text string) {
+	a.text.WriteString(text)
+	a.usage.Completion++
 	if !a.Stream {
-		a.whole.WriteString(s)
 		return
 	}
 	a.begin()
-	switch {
-	case s == "":
+	if text == "" {
 		a.flush() // the client sees that its answer has begun
-	case a.Chat:
-		a.event(choice{Delta: &message{Content: &s}})
-	default:
-		a.event(choice{Text: &s})
+		return
 	}
+	a.piece(a, text)
 }
 
-// end finishes the answer.
-func (a *reply) end(reason string, u usage) {
+// end finishes the answer of so many tokens.
+func (a *reply) end(reason string, tokens int) {
+	a.reason = reason
+	a.usage.Completion, a.usage.Total = tokens, a.usage.Prompt+tokens
 	if !a.Stream {
-		content := a.whole.String()
-		ch := choice{Finish: &reason, Text: &content}
-		if a.Chat {
-			ch.Text, ch.Message = nil, &message{Role: "assistant", Content: &content}
-		}
-		a.head.Choices, a.head.Usage = []choice{ch}, encodeJSON(u)
-		writeJSON(a.w, http.StatusOK, a.head)
+		writeJSON(a.w, http.StatusOK, a.whole(a))
 		return
 	}
 	a.begin()
-	last := choice{Finish: &reason, Text: new(string)}
-	if a.Chat {
-		last.Text, last.Delta = nil, &message{}
-	}
-	a.event(last)
-	if a.usage {
-		a.head.Choices, a.head.Usage = []choice{}, encodeJSON(u)
-		a.data(encodeJSON(a.head))
-	}
-	a.data([]byte("[DONE]"))
+	a.last(a)
 }
 
-// event sends one choice. Usage is null in every chunk but the last, and absent
-// when nobody asked for it.
-func (a *reply) event(c choice) {
-	a.head.Choices = []choice{c}
-	if a.usage {
-		a.head.Usage = json.RawMessage("null")
-	}
-	a.data(encodeJSON(a.head))
+// data sends v as a server-sent event; named says its type twice, as the APIs do
+// whose events have one; line sends it as a line. A client that has gone shows in the
+// request's context.
+func (a *reply) data(v any) { a.send("data: ", v, "\n\n") }
+
+func (a *reply) named(kind string, v map[string]any) {
+	v["type"] = kind
+	a.send("event: "+kind+"\ndata: ", v, "\n\n")
 }
 
-// data sends one event. A client that has gone shows in the request's context.
-func (a *reply) data(line []byte) {
-	_, _ = fmt.Fprintf(a.w, "data: %s\n\n", line)
+func (a *reply) line(v any) { a.send("", v, "\n") }
+
+func (a *reply) send(before string, v any, after string) {
+	_, _ = fmt.Fprintf(a.w, "%s%s%s", before, encodeJSON(v), after)
+	a.flush()
+}
+
+func (a *reply) done() {
+	_, _ = fmt.Fprint(a.w, "data: [DONE]\n\n")
 	a.flush()
 }
 
 func (a *reply) flush() { _ = http.NewResponseController(a.w).Flush() }
 
-// A response is a whole answer or a chunk of a stream, for chat or text.
-type response struct {
-	ID      string          `json:"id"`
-	Object  string          `json:"object"`
-	Created int64           `json:"created"`
-	Model   string          `json:"model"`
-	Choices []choice        `json:"choices"`
-	Usage   json.RawMessage `json:"usage,omitempty"`
-}
-
-type choice struct {
-	Index    int      `json:"index"`
-	Message  *message `json:"message,omitempty"` // chat
-	Delta    *message `json:"delta,omitempty"`   // chat, streamed
-	Text     *string  `json:"text,omitempty"`    // text, both ways
-	Logprobs *string  `json:"logprobs"`          // always null
-	Finish   *string  `json:"finish_reason"`     // null until the last
-}
-
-type message struct {
-	Role    string  `json:"role,omitempty"`
-	Content *string `json:"content,omitempty"`
-}
-
-type usage struct {
-	Prompt     int          `json:"prompt_tokens"`
-	Completion int          `json:"completion_tokens"`
-	Total      int          `json:"total_tokens"`
-	Details    usageDetails `json:"prompt_tokens_details"`
-}
-
-type usageDetails struct {
-	Cached int `json:"cached_tokens"`
-}
-
-// answerID draws an id such as chatcmpl-4f1a...; ids need not repeat.
-func answerID(prefix string) string {
-	return prefix + strconv.FormatUint(rand.Uint64(), 16) + strconv.FormatUint(rand.Uint64(), 16)
+// drawID draws the part of an answer's id that follows its prefix; ids need not
+// repeat.
+func drawID() string {
+	return strconv.FormatUint(rand.Uint64(), 16) + strconv.FormatUint(rand.Uint64(), 16)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
