@@ -160,7 +160,7 @@ func (s *Stream) fill() error {
 		}
 	}
 	if s.BlockTokens%s.unit != 0 && s.unit%s.BlockTokens != 0 {
-		return fmt.Errorf("its blocks of %d tokens make none of %d; take a multiple or a divisor", s.unit, s.BlockTokens)
+		return fmt.Errorf("its blocks of %d tokens make none of %d; take a multiple or a divisor with --block-tokens", s.unit, s.BlockTokens)
 	}
 	if s.Requests == 0 {
 		s.Requests = s.round()
@@ -176,7 +176,7 @@ func (s *Stream) arrive() error {
 	if s.Arrivals != "" {
 		var err error
 		if s.arrivals, err = readArrivals(s.Arrivals); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ErrArrivals, err)
 		}
 		s.Source += ", arrivals of " + s.Arrivals
 	} else if s.sequences[len(s.sequences)-1].at > 0 { // times do not go back
@@ -193,7 +193,7 @@ func (s *Stream) arrive() error {
 	last := s.arrivals[n-1]
 	s.period = last + last/time.Duration(max(n-1, 1)) // the mean gap before the next round
 	if rounds := s.Requests/n + 1; time.Duration(rounds) > math.MaxInt64/max(s.period, 1) {
-		return fmt.Errorf("%d requests are %d rounds of a trace of %s, which time does not hold; ask for fewer", s.Requests, rounds, last)
+		return fmt.Errorf("%d requests are %d rounds of a trace of %s, which time does not hold; ask for fewer with --requests", s.Requests, rounds, last)
 	}
 	return nil
 }

@@ -19,6 +19,14 @@ const mooncakeBlock = 512
 
 var blockInName = regexp.MustCompile(`\.b(\d{1,5})\.`)
 
+// What Open cannot read for reasons that lie beside the source's own data.
+var (
+	// ErrBlockSize is of a file of block ids for which StreamConfig.BlockTokens is to be given.
+	ErrBlockSize = errors.New("its name does not say how many tokens a block has; name it like trace.b16.jsonl")
+	// ErrArrivals is of the file StreamConfig.Arrivals.
+	ErrArrivals = errors.New("read arrivals")
+)
+
 // openBlocks reads a file of block ids. Their number of tokens stands in its
 // name, as in mmlu.b16.jsonl; else it is 512 for Mooncake and must be
 // configured for others.
@@ -31,7 +39,7 @@ func (s *Stream) openBlocks(kind, file string) error {
 		s.unit, _ = strconv.Atoi(m[1])
 	}
 	if s.unit < 1 || s.unit > maxBlockTokens {
-		return fmt.Errorf("read trace: the name of %s does not say how many tokens a block has; name it like trace.b16.jsonl", file)
+		return fmt.Errorf("read trace: %s: %w", file, ErrBlockSize)
 	}
 	f, err := openFile(file)
 	if err != nil {
@@ -122,7 +130,7 @@ var arrivalLayouts = []string{time.DateTime, time.DateTime + "Z07:00"}
 func readArrivals(file string) ([]time.Duration, error) {
 	f, err := openFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("read arrivals: %w; name a CSV file with a column TIMESTAMP", err)
+		return nil, fmt.Errorf("%w; name a CSV file with a column TIMESTAMP", err)
 	}
 	defer f.Close()
 	rows := csv.NewReader(f)
@@ -135,30 +143,30 @@ func readArrivals(file string) ([]time.Duration, error) {
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read arrivals: %s: %w", file, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		line, _ := rows.FieldPos(0)
 		if line == 1 {
 			if strings.TrimPrefix(row[0], "\ufeff") != "TIMESTAMP" {
-				return nil, fmt.Errorf("read arrivals: %s, line 1: the first column is %q; it should be TIMESTAMP", file, row[0])
+				return nil, fmt.Errorf("%s, line 1: the first column is %q; it should be TIMESTAMP", file, row[0])
 			}
 			continue
 		}
 		at, err := parseTime(row[0])
 		if err != nil {
-			return nil, fmt.Errorf("read arrivals: %s, line %d: %w", file, line, err)
+			return nil, fmt.Errorf("%s, line %d: %w", file, line, err)
 		}
 		if len(all) == 0 {
 			first = at
 		}
 		since := at.Sub(first)
 		if n := len(all); since < 0 || since > maxTraceTime || n > 0 && since < all[n-1] {
-			return nil, fmt.Errorf("read arrivals: %s, line %d: %s does not follow the line before; sort the lines", file, line, row[0])
+			return nil, fmt.Errorf("%s, line %d: %s does not follow the line before; sort the lines", file, line, row[0])
 		}
 		all = append(all, since)
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("read arrivals: %s has no rows; fetch the data again", file)
+		return nil, fmt.Errorf("%s has no rows; fetch the data again", file)
 	}
 	return all, nil
 }

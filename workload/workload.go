@@ -248,6 +248,9 @@ func (w *Workload) at(i int) time.Duration { return w.stream.at(i) }
 // and the rest from the others. The share is exact, the order is shuffled.
 func skew(rng *rand.Rand, subjects []subject, c Config) (picks []pick, hot []int, err error) {
 	hot, others := split(rng, subjects)
+	if len(others) == 0 {
+		return nil, nil, errors.New("one subject cannot be asked more than others; give the data of two or more")
+	}
 	n := hotShare(c.Requests)
 	picks, err = c.draw(rng, subjects, hot, n)
 	if err != nil {
