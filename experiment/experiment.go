@@ -7,8 +7,9 @@
 // beside it. A Scenario names only in what it differs from the reading, a Table is
 // rows of scenarios with the paper's values, and a figure is drawn of rows.
 //
-// Run simulates every scenario once, some at a time: a simulation is one thread and
-// has one history, so that a seed gives the same results, to the byte, on any machine.
+// Open reads the prompts and Set.Run simulates every scenario once, some at a time: a
+// simulation is one thread and has one history, so that a seed gives the same results,
+// to the byte, on any machine.
 package experiment
 
 import (
@@ -34,6 +35,7 @@ import (
 type Scenario struct {
 	Skewed   bool
 	Distinct bool // no question of the skewed set comes twice
+	ByTopic  bool // a request of the skewed set draws its topic first: topics weigh the same
 	Policy   string
 	Nodes    int
 	Delay    time.Duration // one way
@@ -61,7 +63,7 @@ func (s Scenario) fill(r Scenario) Scenario {
 	if s.Requests == 0 && s.Skewed && !s.Distinct {
 		s.Requests = skewedRequests
 	}
-	if r.Requests > 0 && (s.Requests == 0 || s.Requests > r.Requests) {
+	if r.Requests > 0 && r.Requests < cmp.Or(s.Requests, mostRequests) {
 		s.Requests = r.Requests
 	}
 	if s.Policy == noRoute {
@@ -78,7 +80,7 @@ func (s Scenario) source(data string) workload.StreamConfig {
 	}
 	return workload.StreamConfig{
 		Name: name, Data: data, BlockTokens: s.BlockTokens,
-		Requests: s.Requests, Seed: s.Seed, Repeats: s.Skewed && !s.Distinct,
+		Requests: s.Requests, Seed: s.Seed, Repeats: s.Skewed && !s.Distinct, ByTopic: s.ByTopic,
 	}
 }
 
@@ -92,7 +94,7 @@ type Outcome struct {
 	served     map[string][]byte // by topic: the node of each of its requests
 }
 
-// Config says what Run reads and how much of it.
+// Config says what is read and how much of it.
 type Config struct {
 	Data     string        // folder with MMLU's dev/ and test/; "" takes the synthetic set
 	Seed     uint64        // 0 is the reading's
@@ -108,68 +110,81 @@ func (c Config) reading() Scenario {
 	return r
 }
 
-// A runner runs scenarios, and opens each stream once.
-type runner struct {
-	Config
+// A Set is all experiments on the prompts of one Config.
+type Set struct {
+	config   Config
+	source   string // of the prompts, for people
+	whole    bool   // they are as many as MMLU has
 	profile  emulate.Profile
 	mu       sync.Mutex
 	streams  map[workload.StreamConfig]func() (*workload.Stream, error)
 	outcomes map[Scenario]*Outcome
 }
 
-func newRunner(c Config) *runner {
-	return &runner{Config: c, streams: map[workload.StreamConfig]func() (*workload.Stream, error){}, outcomes: map[Scenario]*Outcome{}}
+// Open reads the prompts. It fails where they are not there, or not such that both
+// sets can be drawn from them.
+func Open(c Config) (*Set, error) {
+	s := &Set{config: c, streams: map[workload.StreamConfig]func() (*workload.Stream, error){}, outcomes: map[Scenario]*Outcome{}}
+	if err := s.calibrate(); err != nil {
+		return nil, err
+	}
+	for _, drawn := range []Scenario{{Skewed: true}, {Skewed: true, Distinct: true, BlockTokens: 16}} { // that are run
+		if _, err := s.stream(drawn.fill(c.reading()).source(c.Data)); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
-func (r *runner) stream(c workload.StreamConfig) (*workload.Stream, error) {
-	r.mu.Lock()
-	open := r.streams[c]
+func (s *Set) stream(c workload.StreamConfig) (*workload.Stream, error) {
+	s.mu.Lock()
+	open := s.streams[c]
 	if open == nil {
 		open = sync.OnceValues(func() (*workload.Stream, error) { return workload.Open(c) })
-		r.streams[c] = open
+		s.streams[c] = open
 	}
-	r.mu.Unlock()
+	s.mu.Unlock()
 	return open()
 }
 
 // calibrate fits the paper's profile to the prompts. The paper's timings are known
 // by share of a prompt of about 540 tokens alone; prompts here may be longer or
 // shorter, by their form and the tokenizer, and a token then costs less or more.
-func (r *runner) calibrate() (source string, err error) {
+func (s *Set) calibrate() error {
 	profile, err := emulate.ByName("paper")
 	if err != nil {
-		return "", err
+		return err
 	}
-	all := Scenario{}.fill(r.reading())
+	all := Scenario{}.fill(s.config.reading())
 	all.Requests, all.BlockTokens = 0, workloadBlock
-	s, err := r.stream(all.source(r.Data))
+	stream, err := s.stream(all.source(s.config.Data))
 	if err != nil {
-		return "", err
+		return err
 	}
 	tokens := 0
-	for item := range s.Items() {
+	for item := range stream.Items() {
 		tokens += item.Tokens
 	}
-	profile.PerToken = time.Duration(float64(profile.PerToken) * paperTokens * float64(s.Len()) / float64(tokens))
-	r.profile = profile
-	return s.Source, nil
+	profile.PerToken = time.Duration(float64(profile.PerToken) * paperTokens * float64(stream.Len()) / float64(tokens))
+	s.profile, s.source, s.whole = profile, stream.Source, stream.Len() == mostRequests
+	return nil
 }
 
 // run simulates all scenarios, the longest first, so that none is left over for
 // one core at the end.
-func (r *runner) run(ctx context.Context, scenarios []Scenario) error {
-	slices.SortStableFunc(scenarios, func(a, b Scenario) int { return cmp.Compare(b.work(), a.work()) })
+func (s *Set) run(ctx context.Context, scenarios []Scenario) error {
+	scenarios = slices.SortedStableFunc(slices.Values(scenarios), func(a, b Scenario) int { return cmp.Compare(b.work(), a.work()) })
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(max(1, r.Parallel))
-	for _, s := range scenarios {
+	group.SetLimit(max(1, s.config.Parallel))
+	for _, one := range scenarios {
 		group.Go(func() error {
-			o, err := r.simulate(ctx, s)
+			o, err := s.simulate(ctx, one)
 			if err != nil {
-				return fmt.Errorf("scenario %+v: %w", s, err)
+				return fmt.Errorf("scenario %+v: %w", one, err)
 			}
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.outcomes[s] = o
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.outcomes[one] = o
 			return nil
 		})
 	}
@@ -181,29 +196,29 @@ func (s Scenario) work() int {
 	return cmp.Or(s.Requests, mostRequests) * (64/s.BlockTokens + s.Nodes)
 }
 
-func (r *runner) simulate(ctx context.Context, s Scenario) (*Outcome, error) {
+func (s *Set) simulate(ctx context.Context, of Scenario) (*Outcome, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	stream, err := r.stream(s.source(r.Data))
+	stream, err := s.stream(of.source(s.config.Data))
 	if err != nil {
 		return nil, err
 	}
-	o := &Outcome{Scenario: s, PerToken: r.profile.PerToken, served: map[string][]byte{}}
+	o := &Outcome{Scenario: of, PerToken: s.profile.PerToken, served: map[string][]byte{}}
 	tokens := 0
 	o.Result, err = sim.Run(sim.Config{
-		Nodes: s.Nodes, Policy: s.Policy, Seed: s.Seed,
-		Profile: r.profile, BlockTokens: s.BlockTokens, CapacityTokens: s.CacheTokens, TreeTokens: s.TreeTokens,
-		Poll: s.Poll, Network: sim.Network{Delay: s.Delay, Jitter: jitter}, Arrival: sim.Arrival{Clients: 1},
+		Nodes: of.Nodes, Policy: of.Policy, Seed: of.Seed,
+		Profile: s.profile, BlockTokens: of.BlockTokens, CapacityTokens: of.CacheTokens, TreeTokens: of.TreeTokens,
+		Poll: of.Poll, Network: sim.Network{Delay: of.Delay, Jitter: jitter}, Arrival: sim.Arrival{Clients: 1},
 		Stop: func() bool { return ctx.Err() != nil },
 		Trace: func(rec sim.Record) {
 			o.served[rec.Topic] = append(o.served[rec.Topic], byte(rec.Node))
 			tokens += rec.Tokens
-			if r.Done != nil {
-				r.Done.Add(1)
+			if s.config.Done != nil {
+				s.config.Done.Add(1)
 			}
 		},
-	}, requests(ctx, stream))
+	}, Requests(ctx, stream))
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -211,14 +226,16 @@ func (r *runner) simulate(ctx context.Context, s Scenario) (*Outcome, error) {
 		return nil, err
 	}
 	o.Tokens = float64(tokens) / float64(max(1, o.Requests))
-	o.TopicShare = topicShare(o.served, s.Nodes)
+	o.TopicShare = topicShare(o.served, of.Nodes)
 	return o, nil
 }
 
-func requests(ctx context.Context, s *workload.Stream) iter.Seq[sim.Request] {
+// Requests are those of a stream as the simulator takes them, made one at a time,
+// until ctx ends.
+func Requests(ctx context.Context, s *workload.Stream) iter.Seq[sim.Request] {
 	return func(yield func(sim.Request) bool) {
 		for item := range s.Items() {
-			if ctx.Err() != nil || !yield(sim.Request{Topic: item.Topic, Chain: item.Chain, Tokens: item.Tokens, Output: item.Output}) {
+			if ctx.Err() != nil || !yield(sim.Request(item)) {
 				return
 			}
 		}

@@ -5,19 +5,27 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
+	"maps"
 	"math"
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/hearsay-project/hearsay/sim"
 )
 
 const quick = 120 // requests a scenario
 
 func runQuick(t *testing.T, seed uint64) *Results {
 	t.Helper()
-	res, err := Run(t.Context(), Config{Seed: seed, Requests: quick, Parallel: 2})
+	set, err := Open(Config{Seed: seed, Requests: quick, Parallel: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := set.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +73,8 @@ func TestOutput(t *testing.T) {
 		}
 	}
 
+	testReadings(t, res, all["readings"])
+
 	if found := regexp.MustCompile(`(?i)<script|<link|<img|src=|@import|url\(|https?://[^"]*"`).FindAll(page, -1); slices.ContainsFunc(found, func(b []byte) bool { return !bytes.Contains(b, []byte("www.w3.org")) }) {
 		t.Errorf("the page loads something: %q", found)
 	}
@@ -75,11 +85,73 @@ func TestOutput(t *testing.T) {
 	}
 }
 
+// Every rule for ties is measured, and a row of several draws shows their range in
+// print and each of them in JSON.
+func testReadings(t *testing.T, res *Results, text json.RawMessage) {
+	t.Helper()
+	var rows []struct {
+		Label, Policy string
+		Seed          uint64
+		Paper         *Numbers
+	}
+	if err := json.Unmarshal(text, &rows); err != nil {
+		t.Fatal(err)
+	}
+	seeds, policies := map[uint64]bool{}, map[string]int{}
+	for _, r := range rows {
+		policies[r.Policy]++
+		if r.Label == "five draws: skewed, routed" {
+			seeds[r.Seed] = true
+		}
+	}
+	for _, p := range sim.Policies() {
+		if strings.HasPrefix(p, "longest:") && policies[p] != 9 {
+			t.Errorf("%d runs of %s, want three draws of three kinds", policies[p], p)
+		}
+	}
+	if want := map[uint64]bool{4: true, 5: true, 6: true, 7: true, 8: true}; !maps.Equal(seeds, want) {
+		t.Errorf("the skewed set is drawn with seeds %v, want %v", seeds, want)
+	}
+	if rows[0].Paper == nil || rows[0].Paper.Hotspot != .287 || rows[len(rows)-1].Paper != nil {
+		t.Error("the paper's numbers are to stand beside the reading that is used")
+	}
+	if !regexp.MustCompile(`five draws: skewed, routed +\d+\.\d \(\d+\.\d to \d+\.\d\)`).MatchString(res.String()) {
+		t.Error("no range of five draws in print")
+	}
+}
+
+// A row of several draws shows their mean, least and greatest.
+func TestCellOfDraws(t *testing.T) {
+	r := &Row{}
+	for _, hit := range []float64{.5, .8, .2} {
+		r.Outcomes = append(r.Outcomes, &Outcome{Result: sim.Result{ActualHit: hit}})
+	}
+	r.Outcome = r.Outcomes[0]
+	if got, want := actual.cell(nil, r), "50.0 (20.0 to 80.0)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A limit shortens runs, and lengthens none: MMLU has no more questions.
+func TestRequestsAreAtMost(t *testing.T) {
+	for limit, want := range map[int][3]int{0: {0, 7_000, 3_000}, 100: {100, 100, 100}, 5_000: {5_000, 5_000, 3_000}, 20_000: {0, 7_000, 3_000}} {
+		r := Config{Requests: limit}.reading()
+		got := [3]int{Scenario{}.fill(r).Requests, Scenario{Skewed: true}.fill(r).Requests, Scenario{Requests: ablation}.fill(r).Requests}
+		if got != want {
+			t.Errorf("at most %d: %v requests, want %v", limit, got, want)
+		}
+	}
+}
+
 // A broken-off run ends with an error, not with half of its results.
 func TestRunEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if res, err := Run(ctx, Config{Requests: quick}); err == nil || res != nil {
+	set, err := Open(Config{Requests: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := set.Run(ctx); err == nil || res != nil {
 		t.Errorf("got %v, %v", res, err)
 	}
 }
@@ -115,8 +187,8 @@ func TestReadingIsThePapers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a quarter of a minute")
 	}
-	r := newRunner(Config{Data: data, Parallel: 2})
-	if _, err := r.calibrate(); err != nil {
+	r, err := Open(Config{Data: data, Parallel: 2})
+	if err != nil {
 		t.Fatal(err)
 	}
 	var rows []Row
@@ -129,9 +201,9 @@ func TestReadingIsThePapers(t *testing.T) {
 	rows = append(rows, slow...)
 	var scenarios []Scenario
 	for _, row := range rows {
-		scenarios = append(scenarios, row.Scenario.fill(r.reading()))
+		scenarios = append(scenarios, row.Scenario.fill(r.config.reading()))
 	}
-	if err := r.run(t.Context(), slices.Clone(scenarios)); err != nil {
+	if err := r.run(t.Context(), scenarios); err != nil {
 		t.Fatal(err)
 	}
 	near := func(what string, got, want, within float64) {

@@ -1,6 +1,8 @@
 package experiment
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/hearsay-project/hearsay/emulate"
@@ -66,10 +68,33 @@ type Numbers struct {
 type Row struct {
 	Label    string
 	Scenario Scenario
+	Draws    int       // seeds to run it with, one after the other; 0 is 1
 	Against  *Scenario // what it is compared with, if anything
 	Paper    Numbers
-	Outcome  *Outcome
-	Base     *Outcome // of Against
+	Outcome  *Outcome   // of the first draw
+	Outcomes []*Outcome // of all
+	Base     *Outcome   // of Against
+}
+
+// draws are the scenarios that a row has run.
+func (r Row) draws(of Scenario) []Scenario {
+	all := make([]Scenario, max(1, r.Draws))
+	for i := range all {
+		s := r.Scenario
+		s.Seed = cmp.Or(s.Seed, of.Seed) + uint64(i)
+		all[i] = s.fill(of)
+	}
+	return all
+}
+
+// each is the row once for each draw.
+func (r Row) each() []Row {
+	all := make([]Row, len(r.Outcomes))
+	for i, o := range r.Outcomes {
+		all[i] = r
+		all[i].Outcome, all[i].Outcomes = o, r.Outcomes[i:i+1]
+	}
+	return all
 }
 
 // A Table is an experiment.
@@ -137,42 +162,71 @@ func plan() []*Table {
 	return append(tables, ablations()...)
 }
 
-// readings are rows of four scenarios each: uniform and skewed, without and with routing.
+// A kind is a configuration that readings are compared in, with the paper's numbers.
+type kind struct {
+	name string
+	Scenario
+	paper Numbers
+}
+
+var (
+	uniformNoRoute = kind{"uniform, no-route", Scenario{Policy: noRoute}, Numbers{Expected: .473, Actual: .831, Hotspot: .287, Mean: .323}}
+	uniformRouted  = kind{"uniform, routed", Scenario{}, Numbers{Expected: .664, Actual: .837, Hotspot: .700, Mean: .310}}
+	uniformSlow    = kind{"uniform, routed, poll 300 s", Scenario{Poll: 300 * time.Second}, Numbers{Hotspot: .422}}
+	skewedNoRoute  = kind{"skewed, no-route", Scenario{Policy: noRoute, Skewed: true}, Numbers{Expected: .674, Actual: .856, Hotspot: .347, Mean: .266}}
+	skewedRouted   = kind{"skewed, routed", Scenario{Skewed: true}, Numbers{Expected: .886, Actual: .914, Hotspot: .881, Mean: .206}}
+
+	fourKinds = []kind{uniformNoRoute, uniformRouted, skewedNoRoute, skewedRouted}
+	tieKinds  = []kind{uniformRouted, uniformSlow, skewedRouted} // without routing there are no ties
+)
+
+// readings are rows of the same numbers under other assumptions than the reading's.
 func readings() *Table {
-	t := &Table{Key: "readings", Title: "Readings: the same numbers under other assumptions", Measures: []measure{expected, actual, hotspot, fullest, mean}}
 	const none = emulate.Unlimited
-	for _, r := range []struct {
-		label string
-		Scenario
-	}{
-		{"the one used: blocks of 1 token, trees 12,300, caches 80,000", Scenario{}},
-		{"caches without limit", Scenario{CacheTokens: none}},
-		{"caches 60,000", Scenario{CacheTokens: 60_000}},
-		{"blocks of 16 tokens", Scenario{BlockTokens: 16}},
-		{"blocks of 16, caches without limit", Scenario{BlockTokens: 16, CacheTokens: none}},
-		{"blocks of 16, trees 26,000", Scenario{BlockTokens: 16, TreeTokens: 26_000}},
-		{"blocks of 16, trees 6,000", Scenario{BlockTokens: 16, TreeTokens: 6_000}},
-		{"blocks of 16, trees as large as caches", Scenario{BlockTokens: 16, TreeTokens: reading.CacheTokens}},
-		{"blocks of 16, nothing limited", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none}},
-		{"the same, 5,800 requests", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Requests: 5_800}},
-		{"the same, 14,042 requests", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Requests: mostRequests}},
-		{"the same, skewed without repeats", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Distinct: true}},
-		{"blocks of 16, seed 11", Scenario{BlockTokens: 16, Seed: 11}},
-		{"blocks of 16, seed 12", Scenario{BlockTokens: 16, Seed: 12}},
-		{"blocks of 16, seed 13", Scenario{BlockTokens: 16, Seed: 13}},
-		{"blocks of 16, seed 14", Scenario{BlockTokens: 16, Seed: 14}},
-	} {
-		for _, c := range []struct {
-			name   string
-			skewed bool
-			policy string
-		}{{"uniform, no-route", false, noRoute}, {"uniform, routed", false, longest}, {"skewed, no-route", true, noRoute}, {"skewed, routed", true, longest}} {
-			s := r.Scenario
-			s.Skewed, s.Policy, s.Distinct = c.skewed, c.policy, r.Distinct && c.skewed
-			t.Rows = append(t.Rows, Row{Label: r.label + ": " + c.name, Scenario: s})
-		}
+	t := &Table{
+		Key: "readings", Title: "Readings: the same numbers under other assumptions", Measures: []measure{expected, actual, hotspot, fullest, mean},
+		Note: "A reading differs from the one used in what it names. Ties: whom getBestNode takes of several with the longest match. Of draws, which differ in order, hot topics and chance, the mean (least to greatest); of each rule for ties there are three.",
 	}
+	t.reading("the one used", Scenario{}, slices.Concat(fourKinds, []kind{uniformSlow})...)
+	for i := range t.Rows {
+		t.Rows[i].Paper = slices.Concat(fourKinds, []kind{uniformSlow})[i].paper
+	}
+	t.drawn(5, "five draws", Scenario{}, uniformRouted, uniformSlow, skewedNoRoute, skewedRouted)
+	t.drawn(3, "ties: chance, the asking node included", Scenario{Policy: "longest:chance"}, tieKinds...)
+	t.drawn(3, "ties: the asking node, then the first in order", Scenario{Policy: "longest:ordered"}, tieKinds...)
+	t.drawn(3, "ties: the first in order", Scenario{Policy: "longest:first"}, tieKinds...)
+	t.drawn(3, "ties: a peer, by chance", Scenario{Policy: "longest:peers"}, tieKinds...)
+	t.drawn(3, "ties: whom the asking node has sent fewest", Scenario{Policy: "longest:fewest"}, tieKinds...)
+	t.reading("a topic is drawn, then its question", Scenario{ByTopic: true}, skewedNoRoute, skewedRouted)
+	t.reading("caches without limit", Scenario{CacheTokens: none}, fourKinds...)
+	t.reading("caches 60,000", Scenario{CacheTokens: 60_000}, fourKinds...)
+	t.reading("blocks of 16 tokens", Scenario{BlockTokens: 16}, fourKinds...)
+	t.reading("blocks of 16, caches without limit", Scenario{BlockTokens: 16, CacheTokens: none}, fourKinds...)
+	t.reading("blocks of 16, trees 26,000", Scenario{BlockTokens: 16, TreeTokens: 26_000}, fourKinds...)
+	t.reading("blocks of 16, trees 6,000", Scenario{BlockTokens: 16, TreeTokens: 6_000}, fourKinds...)
+	t.reading("blocks of 16, trees as large as caches", Scenario{BlockTokens: 16, TreeTokens: reading.CacheTokens}, fourKinds...)
+	t.reading("blocks of 16, nothing limited", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none}, fourKinds...)
+	t.reading("the same, 5,800 requests", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Requests: 5_800}, fourKinds...)
+	t.reading("the same, 14,042 requests", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Requests: mostRequests}, fourKinds...)
+	t.reading("the same, skewed without repeats", Scenario{BlockTokens: 16, TreeTokens: none, CacheTokens: none, Distinct: true}, skewedNoRoute, skewedRouted)
 	return t
+}
+
+// drawn adds rows that are each run with several seeds.
+func (t *Table) drawn(draws int, label string, s Scenario, kinds ...kind) {
+	t.reading(label, s, kinds...)
+	for i := range kinds {
+		t.Rows[len(t.Rows)-1-i].Draws = draws
+	}
+}
+
+// reading adds a row of each kind under other assumptions.
+func (t *Table) reading(label string, s Scenario, kinds ...kind) {
+	for _, k := range kinds {
+		one := s
+		one.Skewed, one.Poll, one.Policy = k.Skewed, k.Poll, cmp.Or(k.Policy, s.Policy)
+		t.add(label+": "+k.name, one, nil)
+	}
 }
 
 // ablations are what the paper argues in words, on fewer requests.

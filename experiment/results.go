@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -39,48 +40,59 @@ type Results struct {
 	Tables []*Table
 	Source string // of the prompts, for people
 	config Config
+	whole  bool // as of Set
 }
 
-// Plan returns every scenario of every experiment once, and the requests of all together.
-func Plan(c Config) (scenarios []Scenario, requests int) {
+// scenarios returns every scenario of every experiment once.
+func (s *Set) scenarios() []Scenario {
+	var all []Scenario
 	known := map[Scenario]bool{}
-	add := func(s Scenario) {
-		if s = s.fill(c.reading()); !known[s] {
-			known[s] = true
-			scenarios = append(scenarios, s)
-			requests += cmp.Or(s.Requests, mostRequests)
-		}
-	}
-	for _, t := range plan() {
-		for _, r := range t.Rows {
-			add(r.Scenario)
-			if r.Against != nil {
-				add(*r.Against)
+	add := func(of ...Scenario) {
+		for _, one := range of {
+			if !known[one] {
+				known[one] = true
+				all = append(all, one)
 			}
 		}
 	}
-	add(figure4)
-	return scenarios, requests
+	r := s.config.reading()
+	for _, t := range plan() {
+		for _, row := range t.Rows {
+			add(row.draws(r)...)
+			if row.Against != nil {
+				add(row.Against.fill(r))
+			}
+		}
+	}
+	add(figure4.fill(r))
+	return all
+}
+
+// Requests is how many all simulations have together.
+func (s *Set) Requests() int {
+	n := 0
+	for _, one := range s.scenarios() {
+		n += cmp.Or(one.Requests, mostRequests)
+	}
+	return n
 }
 
 // Run simulates all experiments. It returns early, with an error, when ctx ends.
-func Run(ctx context.Context, c Config) (*Results, error) {
-	r := newRunner(c)
-	source, err := r.calibrate()
-	if err != nil {
+func (s *Set) Run(ctx context.Context) (*Results, error) {
+	if err := s.run(ctx, s.scenarios()); err != nil {
 		return nil, err
 	}
-	scenarios, _ := Plan(c)
-	if err := r.run(ctx, scenarios); err != nil {
-		return nil, err
-	}
-	res := &Results{Tables: plan(), Source: source, config: c}
+	r := s.config.reading()
+	res := &Results{Tables: plan(), Source: s.source, config: s.config, whole: s.whole}
 	for _, t := range res.Tables {
 		for i := range t.Rows {
 			row := &t.Rows[i]
-			row.Outcome = r.outcomes[row.Scenario.fill(c.reading())]
+			for _, drawn := range row.draws(r) {
+				row.Outcomes = append(row.Outcomes, s.outcomes[drawn])
+			}
+			row.Outcome = row.Outcomes[0]
 			if row.Against != nil {
-				row.Base = r.outcomes[row.Against.fill(c.reading())]
+				row.Base = s.outcomes[row.Against.fill(r)]
 			}
 		}
 	}
@@ -113,6 +125,19 @@ func (m measure) of(t *Table, r *Row) float64 {
 
 func (m measure) text(v float64) string { return strconv.FormatFloat(v*m.scale, 'f', m.decimals, 64) }
 
+// cell is the measure of a row, of one with several draws their mean and range.
+func (m measure) cell(t *Table, r *Row) string {
+	if len(r.Outcomes) <= 1 {
+		return m.text(m.of(t, r))
+	}
+	sum, low, high := 0.0, math.Inf(1), math.Inf(-1)
+	for _, one := range r.each() {
+		v := m.of(t, &one)
+		sum, low, high = sum+v, min(low, v), max(high, v)
+	}
+	return fmt.Sprintf("%s (%s to %s)", m.text(sum/float64(len(r.Outcomes))), m.text(low), m.text(high))
+}
+
 // print sets the table for people, the paper's values beside ours where it has any.
 func (t *Table) print(found bool) report.Table {
 	p := report.Table{Title: t.Title, Note: t.Note, Columns: []string{""}}
@@ -135,7 +160,7 @@ func (t *Table) print(found bool) report.Table {
 		r := &t.Rows[i]
 		cells := []string{r.Label}
 		for k, m := range t.Measures {
-			cells = append(cells, m.text(m.of(t, r)))
+			cells = append(cells, m.cell(t, r))
 			if !published[k] {
 				continue
 			}
@@ -207,17 +232,19 @@ func (r *Row) json() jsonRow {
 	return j
 }
 
-// JSON is one object: an array of rows by the key of each table, the paths of the
-// figures, and where the prompts came from.
+// JSON is one object: an array of rows by the key of each table, one for each draw of
+// a row with several, the paths of the figures, and where the prompts came from.
 func (res *Results) JSON(figures []string) ([]byte, error) {
 	if figures == nil {
 		figures = []string{}
 	}
 	all := map[string]any{"figures": figures, "source": res.Source}
 	for _, t := range res.Tables {
-		rows := make([]jsonRow, len(t.Rows))
+		rows := []jsonRow{}
 		for i := range t.Rows {
-			rows[i] = t.Rows[i].json()
+			for _, one := range t.Rows[i].each() {
+				rows = append(rows, one.json())
+			}
 		}
 		all[t.Key] = rows
 	}
@@ -236,12 +263,14 @@ func (res *Results) String() string {
 
 // canonical says whether this is the run of which the findings tell.
 func (res *Results) canonical() bool {
-	return res.config.Data != "" && res.config.Requests == 0 && res.config.reading().Seed == 1
+	return res.whole && res.config.Data != "" && res.config.Requests == 0 && res.config.reading().Seed == 1
 }
 
 // caveat says when the numbers are not to be held against the paper's.
 func (res *Results) caveat() string {
 	switch {
+	case !res.whole:
+		return "These prompts are not all of MMLU's: the paper's numbers are of those."
 	case res.config.Requests > 0:
 		return fmt.Sprintf("At most %d requests a run: the paper's numbers are of more.", res.config.Requests)
 	case res.config.Data == "":
@@ -289,11 +318,11 @@ func (res *Results) assumptions() string {
 	return fmt.Sprintf(`- %d nodes, a request at a time, entering in round robin; one token is generated.
 - Uniform: every question of 57 subjects once. Skewed: %s requests drawn with repeats, 80 %% from 12 of the subjects.
 - A message takes the delay, %v unless said, plus or minus %v; every node tells all others what it holds every %v.
-- Of equal matches the node that was asked is taken, then chance decides.
+- Of equal matches the node that was asked is taken, then chance decides. The table of readings has other rules.
 - Blocks of %d token; a router's tree holds %s tokens, an engine's cache %s.
 - An engine takes 149 ms and %v for each prompt token not in its cache: the paper's means, by share of a prompt, over prompts of %.0f tokens here.
 - A hot spot is the share of a topic's requests on the topic's fullest node, mean over topics.
-- Seed %d for the uniform set and all chance of the run, %d for the skewed one, chosen because the topics that it makes hot suit the paper: others move the skewed rates by two points either way.`,
+- Seed %d for the uniform set and all chance of the run, %d for the skewed one, chosen because the topics that it makes hot suit the paper: the table of readings has five draws.`,
 		r.Nodes, count(skewedRequests), r.Delay, jitter, r.Poll, r.BlockTokens, count(r.TreeTokens), count(r.CacheTokens),
 		o.PerToken, o.Tokens, r.Seed, r.Seed+1)
 }

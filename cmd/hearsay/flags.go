@@ -47,6 +47,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	is, known := map[string]string{
 		"int": "is no whole number", "int64": "is no whole number", "uint64": "is no whole number from 0 on", "float64": "is no number",
 		"duration": "is no duration such as 500ms or 2m", "bool": "is neither true nor false",
+		"stringSlice": "is no list such as a,b",
 	}[bad.GetFlag().Value.Type()]
 	if !known {
 		return fmt.Errorf("%w; %s", err, help)

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/parser"
 
 	"github.com/hearsay-project/hearsay/sim"
 )
@@ -24,18 +26,27 @@ type region struct {
 	To     map[string]string `yaml:"to"`     // delay to other regions by name; a direction that neither gives is the other's
 }
 
+// readInput reads a file that a flag names.
+func readInput(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w; name a file that can be read", err)
+	}
+	return data, nil
+}
+
 // regionMatrix reads a file of regions and returns the one-way delays between
 // their nodes, which are numbered region by region.
 func regionMatrix(path string) ([][]time.Duration, error) {
-	data, err := os.ReadFile(path)
+	data, err := readInput(path)
 	if err != nil {
 		return nil, err
 	}
 	var file struct {
 		Regions []region `yaml:"regions"`
 	}
-	if err := yaml.UnmarshalWithOptions(data, &file, yaml.Strict()); err != nil {
-		return nil, fmt.Errorf("%s: %s", path, strings.ReplaceAll(yaml.FormatError(err, false, false), "\n", " "))
+	if err := readYAML(data, &file); err != nil {
+		return nil, fmt.Errorf("%s%w", path, err)
 	}
 	if err := checkRegions(file.Regions); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -55,6 +66,27 @@ func regionMatrix(path string) ([][]time.Duration, error) {
 		}
 	}
 	return matrix, nil
+}
+
+// readYAML reads the one document of data. An error begins with the line, behind a
+// comma, or with a colon.
+func readYAML(data []byte, into any) error {
+	file, err := parser.ParseBytes(data, 0)
+	if err == nil && len(file.Docs) > 1 {
+		return fmt.Errorf(" holds %d documents; write all regions into one", len(file.Docs))
+	}
+	if err == nil {
+		err = yaml.UnmarshalWithOptions(data, into, yaml.Strict())
+	}
+	var at yaml.Error
+	if !errors.As(err, &at) {
+		return err
+	}
+	text, _, _ := strings.Cut(at.GetMessage(), "\n")
+	if at.GetToken() == nil {
+		return fmt.Errorf(": %s; `hearsay sim run --help` has an example", text)
+	}
+	return fmt.Errorf(", line %d: %s; `hearsay sim run --help` has an example", at.GetToken().Position.Line, text)
 }
 
 // checkRegions reports what keeps regions from being a cluster.
@@ -104,9 +136,12 @@ func (r region) delayTo(to region) (time.Duration, error) {
 	return 0, nil // of a single node to itself
 }
 
+// between stands between two cells of a matrix.
+var between = regexp.MustCompile(`\s*[,;]\s*|\s+`)
+
 // readMatrix reads a file of one-way delays, a line for each node it is from.
 func readMatrix(path string) ([][]time.Duration, error) {
-	data, err := os.ReadFile(path)
+	data, err := readInput(path)
 	if err != nil {
 		return nil, err
 	}
@@ -115,14 +150,14 @@ func readMatrix(path string) ([][]time.Duration, error) {
 	for line := range strings.Lines(string(data)) {
 		number++
 		line, _, _ = strings.Cut(line, "#")
-		cells := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(", ;\t\r\n", r) })
-		if len(cells) == 0 {
+		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
+		cells := between.Split(line, -1)
 		row := make([]time.Duration, len(cells))
 		for i, cell := range cells {
 			if row[i], err = parseDelay(cell); err != nil {
-				return nil, fmt.Errorf("%s, line %d: %w", path, number, err)
+				return nil, fmt.Errorf("%s, line %d: cell %d: %w", path, number, i+1, err)
 			}
 		}
 		matrix = append(matrix, row)
@@ -151,65 +186,4 @@ func parseDelay(text string) (time.Duration, error) {
 		return 0, fmt.Errorf("%q is no delay; write one from 0 to %v, such as 40ms", text, maxDelay)
 	}
 	return d, nil
-}
-
-// parseFault reads "TIME KIND [NODES] [xFACTOR]": 10s crash 2, 1m slow 1,3-4 x8,
-// 20s heal. Nodes count from 1, as in their names.
-func parseFault(text string, nodes int) (f sim.Fault, err error) {
-	fail := func(problem string) (sim.Fault, error) {
-		return sim.Fault{}, fmt.Errorf("fault %q: %s", text, problem)
-	}
-	words := strings.Fields(text)
-	if len(words) < 2 {
-		return fail(`write a time, what happens and to which nodes, such as "10s crash 2"`)
-	}
-	if f.At, err = time.ParseDuration(words[0]); err != nil || f.At < 0 {
-		return fail(fmt.Sprintf("%q is no time since the start; write it as 10s or 1m30s", words[0]))
-	}
-	f.Kind = sim.Kind(words[1])
-	rest := words[2:]
-	switch f.Kind {
-	case sim.Heal:
-		if len(rest) > 0 {
-			return fail("heal ends all partitions; name no nodes")
-		}
-		return f, nil
-	case sim.Slow:
-		if len(rest) != 2 || !strings.HasPrefix(rest[1], "x") {
-			return fail(`write the nodes and how many times as long their engines take, such as "10s slow 2 x4"`)
-		}
-		f.Factor, err = strconv.ParseFloat(rest[1][1:], 64)
-		if err != nil || !(f.Factor > 0 && f.Factor <= 1e6) {
-			return fail(fmt.Sprintf("%q is no factor; write x4 for four times as long, x1 for normal again", rest[1]))
-		}
-	case sim.Crash, sim.Restart, sim.Partition:
-		if len(rest) != 1 {
-			return fail("name the nodes once, as 2 or 1,3-4")
-		}
-	default:
-		return fail(fmt.Sprintf("unknown kind %q; choose crash, restart, partition, heal or slow", f.Kind))
-	}
-	if f.Nodes, err = parseNodes(rest[0], nodes); err != nil {
-		return fail(err.Error())
-	}
-	return f, nil
-}
-
-// parseNodes reads nodes by number from 1, as 2 or 1,3-4, and returns them from 0.
-func parseNodes(text string, nodes int) (list []int, err error) {
-	for part := range strings.SplitSeq(text, ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		from, err1 := strconv.Atoi(first)
-		to, err2 := from, error(nil)
-		if isRange {
-			to, err2 = strconv.Atoi(last)
-		}
-		if errors.Join(err1, err2) != nil || from < 1 || to < from || to > nodes {
-			return nil, fmt.Errorf("%q names no nodes of 1 to %d; write them as 2 or 1,3-4", part, nodes)
-		}
-		for i := from; i <= to; i++ {
-			list = append(list, i-1)
-		}
-	}
-	return list, nil
 }

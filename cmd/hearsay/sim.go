@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
-	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -19,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hearsay-project/hearsay/emulate"
-	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/experiment"
 	"github.com/hearsay-project/hearsay/sim"
 	"github.com/hearsay-project/hearsay/workload"
 )
@@ -51,6 +48,7 @@ type simFlags struct {
 	regions  string
 	matrix   string
 	faults   []string
+	timed    []timedFault
 	json     bool
 }
 
@@ -70,6 +68,7 @@ func simRunCommand() *cobra.Command {
 			"  mooncake:FILE       the same, with arrival times, blocks of 512 tokens\n" +
 			"  claude-code:DIR     recorded coding sessions, with arrival times\n\n" +
 			"Policies: " + strings.Join(sim.Policies(), ", ") + "\n" +
+			"longest:RULE is longest, with another rule for nodes that match alike.\n" +
 			"Profiles: " + strings.Join(emulate.Names(), ", ") + "\n\n" +
 			"A file for --regions, in YAML; a delay from one region to another holds both ways unless both are given:\n" +
 			"  regions:\n" +
@@ -78,7 +77,8 @@ func simRunCommand() *cobra.Command {
 			"    - {name: asia, nodes: 1}\n" +
 			"A file for --matrix has a line for each node with its delay to each node: 1.5ms, or milliseconds.\n\n" +
 			"A --fault is a time, a kind, nodes by number from 1: \"10s crash 2\", \"1m restart 2\", \"30s partition 1,3-4\",\n" +
-			"\"90s heal\" (ends all partitions), \"10s slow 2 x4\" (engines take four times as long; x1 is normal again).",
+			"\"90s heal\" (ends all partitions), \"10s slow 2 x4\" (engines take four times as long; x1 is normal again).\n" +
+			"A restart of a node that lives is the death of its process, its cache and its requests, and a new one at once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.settle(cmd.Flags()); err != nil {
@@ -104,6 +104,7 @@ func (f *simFlags) workloadFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&f.source.BlockTokens, "block-tokens", 0, "tokens of a cache block, 1 to 512 (default 16, or the trace's own)")
 	flags.Uint64Var(&f.cluster.Seed, "seed", 1, "seed of everything that is left to chance")
 	flags.BoolVar(&f.source.Repeats, "repeats", false, "draw questions with replacement; else none is asked twice")
+	flags.BoolVar(&f.source.ByTopic, "by-topic", false, "with --repeats: draw a subject, then one of its questions; else subjects weigh as many as they have")
 	flags.IntVar(&f.cluster.Arrival.Clients, "closed", 0, "closed loop: clients that send their next request when the last is answered (default 1 where the workload has no times)")
 	flags.Float64Var(&f.cluster.Arrival.Rate, "rate", 0, "open loop: Poisson arrivals per second, instead of --closed or the workload's times")
 	flags.StringVar(&f.source.Arrivals, "arrivals", "", "CSV `file` with a column TIMESTAMP, as of Azure's traces: its times for any workload")
@@ -124,45 +125,17 @@ func (f *simFlags) clusterFlags(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.cluster.Network.Loss, "loss", 0, "share of rumors that are lost, 0 to 1")
 	flags.Float64Var(&f.cluster.Network.Duplicate, "duplicate", 0, "share of rumors that come twice, 0 to 1")
 	flags.Float64Var(&f.cluster.Network.Reorder, "reorder", 0, "share of rumors that come late by up to two polls, 0 to 1")
-	flags.Int64Var(&f.cluster.Network.Bandwidth, "bandwidth", 0, "bytes a second into a node, for KV caches (fetch-kv) and trees (on-demand); 0 is without limit")
+	flags.Int64Var(&f.cluster.Network.Bandwidth, "bandwidth", 0, "bytes a second into a node, for KV caches (fetch-kv) and trees (on-demand), 1000 or more (default without limit)")
 	flags.StringArrayVar(&f.faults, "fault", nil, "what befalls nodes and when, see above; repeatable")
 }
 
 // settle turns the flags into what the simulator takes. What it reports is misuse.
 func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
+	if err := checkSimFlags(flags); err != nil {
+		return err
+	}
 	c := &f.cluster
-	for _, clash := range [][2]string{
-		{"rate", "closed"},
-		{"rate", "arrivals"},
-		{"closed", "arrivals"},
-		{"regions", "matrix"},
-		{"regions", "nodes"},
-		{"matrix", "nodes"},
-		{"regions", "delay"},
-		{"matrix", "delay"},
-	} {
-		if flags.Changed(clash[0]) && flags.Changed(clash[1]) {
-			return fmt.Errorf("--%s and --%s exclude each other; give one of them", clash[0], clash[1])
-		}
-	}
-	for _, name := range []string{"rate", "closed", "requests", "nodes", "max-tokens", "block-tokens", "queue-threshold"} {
-		if n, _ := strconv.ParseFloat(flags.Lookup(name).Value.String(), 64); flags.Changed(name) && !(n > 0) {
-			return fmt.Errorf("--%s must be above 0", name)
-		}
-	}
-	for _, limit := range []struct {
-		name        string
-		least, most float64
-	}{{"rate", 1e-3, 1e6}, {"max-tokens", 1, 1e6}} { // beyond them virtual time runs into years
-		if n, _ := strconv.ParseFloat(flags.Lookup(limit.name).Value.String(), 64); flags.Changed(limit.name) && !(n >= limit.least && n <= limit.most) {
-			return fmt.Errorf("--%s must be from %g to %g", limit.name, limit.least, limit.most)
-		}
-	}
 	switch {
-	case flags.Changed("poll") && c.Poll == 0:
-		return fmt.Errorf("--poll must be from %v to %v", node.MinPoll, node.MaxPoll)
-	case c.Network.Delay > maxDelay || c.Network.Jitter > maxDelay:
-		return fmt.Errorf("--delay and --jitter must not be above %v", maxDelay)
 	case f.regions != "":
 		if c.Network.Matrix, err = regionMatrix(f.regions); err != nil {
 			return fmt.Errorf("--regions: %w", err)
@@ -176,66 +149,69 @@ func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
 		c.Nodes = len(c.Network.Matrix)
 	}
 	if c.Profile, err = emulate.ByName(f.profile); err != nil {
-		return err
+		return fmt.Errorf("--profile: %w", err)
 	}
 	if c.CapacityTokens, err = parseCapacity(f.capacity); err != nil {
 		return err
 	}
 	if c.Entry, err = sim.ParseEntry(f.entry); err != nil {
+		return fmt.Errorf("--entry: %w", err)
+	}
+	if f.policies, err = checkPolicies(f.policies); err != nil {
 		return err
 	}
-	return f.settleRuns()
+	if f.timed, err = readFaults(f.faults, c.Nodes); err != nil {
+		return err
+	}
+	for _, t := range f.timed {
+		c.Faults = append(c.Faults, t.Fault)
+	}
+	f.source.Seed = c.Seed
+	if err := f.source.Validate(); err != nil {
+		return fmt.Errorf("--workload: %w", err)
+	}
+	return nil
 }
 
-// settleRuns reads the faults and asks the packages below what they think of it all.
-func (f *simFlags) settleRuns() error {
-	for _, text := range f.faults {
-		fault, err := parseFault(text, f.cluster.Nodes)
-		if err != nil {
-			return err
+// open reads the workload. Data that is not there, or is not what it should be, is
+// misuse.
+func (f *simFlags) open() (*workload.Stream, error) {
+	stream, err := workload.Open(f.source)
+	switch {
+	case errors.Is(err, workload.ErrBlockSize):
+		return nil, misuse("--workload: %w, or say so with --block-tokens", err)
+	case errors.Is(err, workload.ErrArrivals):
+		return nil, misuse("--arrivals: %w", err)
+	case err != nil:
+		return nil, misuse("--workload: %w", err)
+	}
+	c := &f.cluster
+	c.BlockTokens = stream.BlockTokens
+	if c.Arrival == (sim.Arrival{}) && !stream.Timed {
+		c.Arrival.Clients = 1
+	}
+	if rate := c.Arrival.Rate; rate > 0 && float64(stream.Requests)/rate > mostSeconds {
+		return nil, misuse("--rate %g: %d requests take more than a century; choose more, or fewer --requests", rate, stream.Requests)
+	}
+	if c.CapacityTokens > 0 && c.CapacityTokens < c.BlockTokens {
+		return nil, misuse("--capacity %d holds no block of %d tokens; give a multiple of that, or smaller --block-tokens", c.CapacityTokens, c.BlockTokens)
+	}
+	for _, c.Policy = range f.policies {
+		if err := c.Validate(); err != nil {
+			return nil, usageError{err}
 		}
-		f.cluster.Faults = append(f.cluster.Faults, fault)
 	}
-	slices.SortStableFunc(f.cluster.Faults, func(a, b sim.Fault) int { return int(a.At - b.At) })
-	if len(f.policies) == 0 {
-		return errors.New("--policy names none; see `hearsay sim run --help`")
-	}
-	f.source.Seed = f.cluster.Seed
-	f.cluster.BlockTokens = f.source.BlockTokens
-	for _, f.cluster.Policy = range f.policies {
-		if err := f.cluster.Validate(); err != nil {
-			return err
-		}
-	}
-	return f.source.Validate()
+	return stream, nil
 }
 
-func parseCapacity(text string) (int, error) {
-	switch text {
-	case "":
-		return 0, nil
-	case "unlimited":
-		return emulate.Unlimited, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > emulate.Unlimited {
-		return 0, fmt.Errorf("--capacity %s is no number of tokens; write one above 0, or unlimited", text)
-	}
-	return n, nil
-}
+// mostSeconds is what a simulation can last.
+const mostSeconds = 100 * 365 * 24 * 3600
 
 // run reports what was simulated also when ctx ends early, and then fails.
 func (f *simFlags) run(ctx context.Context, out, progress io.Writer) error {
-	stream, err := workload.Open(f.source)
+	stream, err := f.open()
 	if err != nil {
 		return err
-	}
-	f.cluster.BlockTokens = stream.BlockTokens
-	if err := f.cluster.Validate(); err != nil {
-		return usageError{err} // blocks of the workload's own
-	}
-	if f.cluster.Arrival == (sim.Arrival{}) && !stream.Timed {
-		f.cluster.Arrival.Clients = 1
 	}
 	rows, err := f.simulate(ctx, stream, progress)
 	if err != nil {
@@ -251,12 +227,20 @@ func (f *simFlags) run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
+	return f.verdict(stream, rows)
+}
+
+// verdict says what a run lacks. Requests that a fault makes fail are what was to
+// be found out, and told in the report: it fails when none was answered.
+func (f *simFlags) verdict(stream *workload.Stream, rows []simRow) error {
 	for _, row := range rows {
 		switch {
 		case row.Requests < stream.Requests:
 			return fmt.Errorf("broken off: %s had come to %d of %d requests; the report is of these", row.Policy, row.Requests, stream.Requests)
 		case row.Requests == row.Errors:
 			return fmt.Errorf("under %s no request was answered; the report says why", row.Policy)
+		case row.befallen < len(f.timed):
+			return misuse("--fault %q: the run under %s was over before it, after %gs; give an earlier time, or more --requests", f.timed[row.befallen].text, row.Policy, row.End)
 		}
 	}
 	return nil
@@ -284,7 +268,7 @@ func (f *simFlags) simulate(ctx context.Context, stream *workload.Stream, progre
 				}
 			}
 			cfg.Stop = func() bool { return ctx.Err() != nil }
-			result, err := sim.Run(cfg, simRequests(ctx, stream))
+			result, err := sim.Run(cfg, experiment.Requests(ctx, stream))
 			if err != nil {
 				return fmt.Errorf("policy %s: %w", policy, err)
 			}
@@ -293,17 +277,6 @@ func (f *simFlags) simulate(ctx context.Context, stream *workload.Stream, progre
 		})
 	}
 	return rows, group.Wait()
-}
-
-// simRequests are those of the stream, made one at a time, until ctx ends.
-func simRequests(ctx context.Context, stream *workload.Stream) iter.Seq[sim.Request] {
-	return func(yield func(sim.Request) bool) {
-		for item := range stream.Items() {
-			if ctx.Err() != nil || !yield(sim.Request(item)) {
-				return
-			}
-		}
-	}
 }
 
 // showProgress draws how many of total are done until it is stopped. Without a

@@ -83,11 +83,25 @@ func TestSimRunPrintsTheSame(t *testing.T) {
 
 // A row has the keys that all experiments share, and what it takes to run it again.
 func TestSimRunKeys(t *testing.T) {
-	row := rows(t, "--requests", "60", "--policy", "longest")[0]
+	given := map[string]float64{"loss": .1, "duplicate": .2, "reorder": .3, "bandwidth": 1e6, "queue_threshold": 5, "max_tokens": 3}
+	args := []string{"--requests", "60", "--policy", "longest"}
+	for key, v := range given {
+		args = append(args, "--"+strings.ReplaceAll(key, "_", "-"), fmt.Sprint(int(v)))
+		if v < 1 {
+			args[len(args)-1] = fmt.Sprint(v)
+		}
+	}
+	row := rows(t, args...)[0]
+	for key, v := range given {
+		if row[key] != v {
+			t.Errorf("%s is %v, want %v", key, row[key], v)
+		}
+	}
 	want := []string{
 		"policy", "workload", "nodes", "delay_ms", "poll_ms", "requests", "errors", "mean_s", "p50_s", "p99_s",
 		"ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "expected_hit", "actual_hit", "fullest_share", "share_by_node",
-		"forwarded_share", "rumor_bytes_per_node_s", "data", "seed", "repeats", "profile", "history",
+		"forwarded_share", "rumor_bytes_per_node_s", "data", "seed", "repeats", "by_topic", "profile", "history",
+		"jitter_ms", "loss", "duplicate", "reorder", "bandwidth", "queue_threshold", "max_tokens", "fetched_bytes", "fetches_timed_out",
 	}
 	for _, key := range want {
 		if _, ok := row[key]; !ok {
@@ -105,7 +119,7 @@ func TestSimRunKeys(t *testing.T) {
 // Policies side by side come out as each does alone: they get the same requests
 // and share nothing else.
 func TestSimRunSideBySide(t *testing.T) {
-	policies := append(sim.Policies(), "longest")
+	policies := sim.Policies()
 	args := []string{"--requests", "150", "--rate", "8", "--workload", "mmlu-skewed", "--seed", "7", "--bandwidth", "100000000"}
 	together := rows(t, append(args, "--policy", strings.Join(policies, ","))...)
 	for i, policy := range policies {
@@ -119,13 +133,40 @@ func TestSimRunSideBySide(t *testing.T) {
 // What went wrong in a simulation is told by kind, and only a run without any
 // answer fails.
 func TestSimRunTellsFailures(t *testing.T) {
-	args := []string{"run", "--requests", "40", "--closed", "8", "--nodes", "2", "--policy", "local", "--fault", "1s crash 1"}
-	out, err := simulate(t.Context(), args...)
-	if err != nil || !strings.Contains(out, "failed: the node it came to has died") {
+	args := []string{"run", "--requests", "40", "--closed", "8", "--nodes", "2", "--policy", "local", "--fault"}
+	out, err := simulate(t.Context(), append(args, "1s crash 1")...)
+	if err != nil || !strings.Contains(out, "local: 5 of 40 requests failed: the node it came to has died") {
 		t.Errorf("error %v, printed\n%s", err, out)
 	}
-	out, err = simulate(t.Context(), append(args, "--fault", "0s crash 1-2")...)
-	if err == nil || errors.As(err, new(usageError)) || !strings.Contains(out, "40 failed: no node is up") {
+	out, err = simulate(t.Context(), append(args, "0s crash 1-2")...)
+	if err == nil || errors.As(err, new(usageError)) || !strings.Contains(out, "40 of 40 requests failed: no node is up") {
+		t.Errorf("error %v, printed\n%s", err, out)
+	}
+}
+
+// Trees that did not come in time are told, and their bytes are not counted.
+func TestSimRunTellsFetches(t *testing.T) {
+	args := []string{"--requests", "40", "--policy", "on-demand"}
+	if row := rows(t, args...)[0]; row["fetches_timed_out"] != 0. || row["fetched_bytes"] == 0. {
+		t.Errorf("row %v", row)
+	}
+	args = append(args, "--bandwidth", "1000")
+	row := rows(t, args...)[0]
+	if n := row["fetches_timed_out"].(float64); n < 20 || n > 120 {
+		t.Errorf("row %v", row)
+	}
+	out, err := simulate(t.Context(), append([]string{"run"}, args...)...)
+	if want := fmt.Sprintf("on-demand: %v fetches timed out", row["fetches_timed_out"]); err != nil || !strings.Contains(out, want) || !strings.Contains(out, "1000 bytes a second") {
+		t.Errorf("error %v, printed\n%s", err, out)
+	}
+}
+
+// A fault that lies beyond the run is told when the run's end is known, behind the
+// report.
+func TestSimRunTellsLateFaults(t *testing.T) {
+	out, err := simulate(t.Context(), "run", "--requests", "20", "--policy", "local,longest", "--fault", "1s slow 1 x2", "--fault", "1h crash 2")
+	want := `--fault "1h crash 2": the run under local was over before it`
+	if !errors.As(err, new(usageError)) || !strings.Contains(err.Error(), want) || !strings.Contains(out, "longest") {
 		t.Errorf("error %v, printed\n%s", err, out)
 	}
 }
@@ -197,8 +238,13 @@ func TestRegions(t *testing.T) {
 		{text: "regions:\n- {name: a, nodes: 2, within: soon}", problem: `region a: "soon" is no delay`},
 		{text: "regions:\n- {name: a, nodes: 2, within: -1ms}", problem: `"-1ms" is no delay`},
 		{text: "regions:\n- {name: a, nodes: 2, within: .nan}", problem: "is no delay"},
-		{text: "regions:\n- {name: a, nodes: 2, within: 1ms, delay: 2ms}", problem: "delay"},
+		{text: "regions:\n- {name: a, nodes: 2, within: 1ms, delay: 2ms}", problem: `regions.yaml, line 2: unknown field "delay"`},
 		{text: "", problem: "0 nodes in 0 regions"},
+		{text: "regions:\n- {name: a, nodes: 1}\n---\nregions:\n- {name: b, nodes: 1}", problem: "holds 2 documents; write all regions into one"},
+		{text: "regions:\n- {name: a, nodes: two}", problem: "regions.yaml, line 2: cannot unmarshal string into Go struct field"},
+		{text: "regions:\n- {name: a, nodes: 1\n", problem: "regions.yaml, line 2:"},
+		{text: "regions: [\n\n}", problem: "regions.yaml, line"},
+		{text: "- a\n- b", problem: "regions.yaml, line 1:"},
 	} {
 		path := filepath.Join(t.TempDir(), "regions.yaml")
 		write(t, path, c.text)
@@ -216,7 +262,11 @@ func TestMatrix(t *testing.T) {
 	}{
 		{text: "# from a, b\n0 1.5ms\n2, 0 # back\n\n", want: [][]time.Duration{{0, 1500 * time.Microsecond}, {2 * ms, 0}}},
 		{text: "0,1\n0", problem: "row 2 has 1 delays and there are 2 rows"},
-		{text: "0 x", problem: `line 1: "x" is no delay`},
+		{text: "0 x", problem: `line 1: cell 2: "x" is no delay`},
+		{text: "0,1\n1,0\n", want: [][]time.Duration{{0, ms}, {ms, 0}}},
+		{text: "0,,1\n1,0", problem: `line 1: cell 2: "" is no delay`},
+		{text: "0,1,\n1,0", problem: `line 1: cell 3: "" is no delay`},
+		{text: "0 1\n1 ;; 0", problem: `line 2: cell 2: "" is no delay`},
 		{text: "0 1e99", problem: `"1e99" is no delay`},
 		{text: "# none", problem: "holds no delays"},
 	} {
@@ -234,87 +284,6 @@ func checkFile(t *testing.T, text string, got [][]time.Duration, err error, want
 	}
 	if problem != "" && (err == nil || !strings.Contains(err.Error(), problem) || strings.Contains(err.Error(), "\n")) {
 		t.Errorf("%q: error %v, want %q in one line", text, err, problem)
-	}
-}
-
-func TestFaults(t *testing.T) {
-	for _, c := range []struct {
-		text, problem string
-		want          sim.Fault
-	}{
-		{text: "10s crash 2", want: sim.Fault{At: 10 * time.Second, Kind: sim.Crash, Nodes: []int{1}}},
-		{text: " 1m30s  restart 1,3-4 ", want: sim.Fault{At: 90 * time.Second, Kind: sim.Restart, Nodes: []int{0, 2, 3}}},
-		{text: "0s partition 4", want: sim.Fault{Kind: sim.Partition, Nodes: []int{3}}},
-		{text: "5s heal", want: sim.Fault{At: 5 * time.Second, Kind: sim.Heal}},
-		{text: "5s slow 1 x2.5", want: sim.Fault{At: 5 * time.Second, Kind: sim.Slow, Nodes: []int{0}, Factor: 2.5}},
-		{text: "", problem: `such as "10s crash 2"`},
-		{text: "10 crash 2", problem: `"10" is no time since the start`},
-		{text: "-1s crash 2", problem: `"-1s" is no time since the start`},
-		{text: "1s explode 2", problem: `unknown kind "explode"; choose crash`},
-		{text: "1s crash", problem: "name the nodes"},
-		{text: "1s crash 5", problem: `"5" names no nodes of 1 to 4`},
-		{text: "1s crash 0", problem: "names no nodes"},
-		{text: "1s crash 3-2", problem: "names no nodes"},
-		{text: "1s crash n2", problem: "names no nodes"},
-		{text: "1s heal 2", problem: "name no nodes"},
-		{text: "1s slow 2", problem: `such as "10s slow 2 x4"`},
-		{text: "1s slow 2 x0", problem: `"x0" is no factor`},
-		{text: "1s slow 2 xnan", problem: "is no factor"},
-	} {
-		got, err := parseFault(c.text, 4)
-		if c.problem == "" && (err != nil || !reflect.DeepEqual(got, c.want)) {
-			t.Errorf("%q is %+v, %v; want %+v", c.text, got, err, c.want)
-		}
-		if c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)) {
-			t.Errorf("%q: error %v, want %q", c.text, err, c.problem)
-		}
-	}
-}
-
-// Misuse is told from failure: the one exits 2, the other 1.
-func TestSimMisuse(t *testing.T) {
-	matrix := filepath.Join(t.TempDir(), "matrix")
-	write(t, matrix, "0 1\n1 0")
-	for _, c := range []struct {
-		args   []string
-		want   string
-		misuse bool
-	}{
-		{[]string{"nosuch"}, `there is no "nosuch" to simulate`, true},
-		{[]string{"run", "--workload", "nosuch"}, "choose mmlu", true},
-		{[]string{"run", "--workload", "bbh"}, "bbh needs its data", true},
-		{[]string{"run", "--policy", "nosuch"}, `unknown policy "nosuch"; choose one of local`, true},
-		{[]string{"run", "--policy", ""}, "--policy names none", true},
-		{[]string{"run", "--profile", "nosuch"}, "choose one of paper", true},
-		{[]string{"run", "--entry", "best"}, "choose round-robin, random or first", true},
-		{[]string{"run", "--nodes", "0"}, "--nodes must be above 0", true},
-		{[]string{"run", "--nodes", "5000"}, "5000 nodes; choose 1 to 1024", true},
-		{[]string{"run", "--requests", "-1"}, "--requests must be above 0", true},
-		{[]string{"run", "--rate", "nan"}, "--rate must be above 0", true},
-		{[]string{"run", "--rate", "1e-8"}, "--rate must be from 0.001 to 1e+06", true},
-		{[]string{"run", "--rate", "inf"}, "--rate must be from 0.001 to 1e+06", true},
-		{[]string{"run", "--max-tokens", "10000000000"}, "--max-tokens must be from 1 to 1e+06", true},
-		{[]string{"run", "--poll", "0"}, "--poll must be from 20ms", true},
-		{[]string{"run", "--rate", "1", "--closed", "2"}, "--rate and --closed exclude each other", true},
-		{[]string{"run", "--rate", "1", "--arrivals", "x.csv"}, "--rate and --arrivals exclude each other", true},
-		{[]string{"run", "--regions", "r.yaml", "--nodes", "4"}, "--regions and --nodes exclude each other", true},
-		{[]string{"run", "--matrix", matrix, "--delay", "1ms"}, "--matrix and --delay exclude each other", true},
-		{[]string{"run", "--matrix", "/nosuch"}, "--matrix: open /nosuch", true},
-		{[]string{"run", "--regions", "/nosuch"}, "--regions: open /nosuch", true},
-		{[]string{"run", "--matrix", matrix, "--fault", "1s crash 3"}, "names no nodes of 1 to 2", true},
-		{[]string{"run", "--capacity", "some"}, "--capacity some is no number of tokens", true},
-		{[]string{"run", "--block-tokens", "513"}, "513 tokens; choose 1 to 512", true},
-		{[]string{"run", "--poll", "1ms"}, "choose between 20ms and 5m0s", true},
-		{[]string{"run", "--delay", "2h"}, "must not be above 1h", true},
-		{[]string{"run", "--delay", "-2ms"}, "negative", true},
-		{[]string{"run", "--loss", "1.5"}, "share 1.5; choose 0 to 1", true},
-		{[]string{"run", "--data", t.TempDir()}, "leave --data out for synthetic prompts", false},
-		{[]string{"run", "--workload", "mooncake:/nosuch"}, "read trace: open /nosuch", false},
-	} {
-		out, err := simulate(t.Context(), c.args...)
-		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") || errors.As(err, new(usageError)) != c.misuse || out != "" {
-			t.Errorf("%v: error %v (misuse %v), printed %q", c.args, err, errors.As(err, new(usageError)), out)
-		}
 	}
 }
 

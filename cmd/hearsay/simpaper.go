@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hearsay-project/hearsay/experiment"
 )
@@ -19,10 +21,12 @@ type simPaperFlags struct {
 	config experiment.Config
 	out    string
 	json   bool
+	done   atomic.Int64 // requests simulated
 }
 
 func simPaperCommand() *cobra.Command {
-	f := simPaperFlags{config: experiment.Config{Parallel: parallelRuns}}
+	f := &simPaperFlags{config: experiment.Config{Parallel: parallelRuns}}
+	f.config.Done = &f.done
 	cmd := &cobra.Command{
 		Use:   "paper",
 		Short: "Compute the paper's tables and figures again, its own numbers beside ours",
@@ -33,7 +37,11 @@ func simPaperCommand() *cobra.Command {
 			"files, to the byte.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd.Context(), cmd.OutOrStdout(), progressTo(os.Stderr))
+			set, err := f.check(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			return f.run(cmd.Context(), set, cmd.OutOrStdout(), progressTo(os.Stderr))
 		},
 	}
 	flags := cmd.Flags()
@@ -46,23 +54,47 @@ func simPaperCommand() *cobra.Command {
 	return cmd
 }
 
-func (f *simPaperFlags) run(ctx context.Context, out, progress io.Writer) error {
-	if f.config.Seed == 0 {
-		return misuse("--seed 0 is none; give 1 or more")
+// check refuses what cannot be, and reads the prompts. That a folder cannot be
+// written is better known before the work than after it.
+func (f *simPaperFlags) check(flags *pflag.FlagSet) (*experiment.Set, error) {
+	if err := refuseEmpty(flags); err != nil {
+		return nil, usageError{err}
+	}
+	const most = math.MaxInt64 / 2 // other draws count on from it
+	if f.config.Seed == 0 || f.config.Seed > most {
+		return nil, misuse("--seed %d is out of range; choose 1 to %d", f.config.Seed, most)
 	}
 	if f.config.Requests < 0 {
-		return misuse("--requests %d; give 1 or more, or 0 for all", f.config.Requests)
+		return nil, misuse("--requests %d is out of range; choose 1 or more, or 0 for all", f.config.Requests)
 	}
-	if f.out != "" { // a folder that cannot be written is better known before the work than after it
-		if err := os.MkdirAll(f.out, 0o755); err != nil {
-			return fmt.Errorf("--out: %w", err)
+	if f.out != "" {
+		if err := probe(f.out); err != nil {
+			return nil, misuse("--out: %w; name a folder that can be written", err)
 		}
 	}
-	var done atomic.Int64
-	f.config.Done = &done
-	_, total := experiment.Plan(f.config)
-	stop := showProgress(progress, total, &done)
-	results, err := experiment.Run(ctx, f.config)
+	set, err := experiment.Open(f.config)
+	if err != nil {
+		return nil, misuse("--data: %w", err)
+	}
+	return set, nil
+}
+
+// probe makes the folder, if it is not there, and writes a file into it.
+func probe(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(folder, ".hearsay-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+// run writes the report; its text goes to out also where the files cannot be written.
+func (f *simPaperFlags) run(ctx context.Context, set *experiment.Set, out, progress io.Writer) error {
+	stop := showProgress(progress, set.Requests(), &f.done)
+	results, err := set.Run(ctx)
 	stop()
 	if errors.Is(err, context.Canceled) {
 		return errors.New("broken off before all was simulated; nothing is written")
@@ -70,21 +102,22 @@ func (f *simPaperFlags) run(ctx context.Context, out, progress io.Writer) error 
 	if err != nil {
 		return err
 	}
-	paths, err := f.write(results)
-	if err != nil {
-		return fmt.Errorf("--out: %w", err)
-	}
+	paths, filesErr := f.write(results)
 	text := []byte(results.String())
-	if f.json {
+	switch {
+	case f.json:
 		if text, err = results.JSON(paths); err != nil {
 			return err
 		}
 		text = append(text, '\n')
-	} else if f.out != "" {
+	case f.out != "" && filesErr == nil:
 		text = fmt.Appendf(text, "\nThe page is %s, with %d figures beside it.\n", filepath.Join(f.out, "index.html"), len(paths))
 	}
 	if _, err := out.Write(text); err != nil {
 		return fmt.Errorf("write the report: %w", err)
+	}
+	if filesErr != nil {
+		return fmt.Errorf("--out: %w; the report is above, its files are not complete", filesErr)
 	}
 	return nil
 }
@@ -104,7 +137,7 @@ func (f *simPaperFlags) write(results *experiment.Results) (paths []string, err 
 	for _, figure := range results.Figures() {
 		path := filepath.Join(f.out, figure.File)
 		if err := os.WriteFile(path, figure.Drawing.SVG(), 0o644); err != nil {
-			return nil, err
+			return paths, err
 		}
 		paths = append(paths, path)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/report"
 	"github.com/hearsay-project/hearsay/sim"
 	"github.com/hearsay-project/hearsay/workload"
@@ -18,7 +19,8 @@ import (
 type simRow struct {
 	workload.Row
 	RumorRate    float64 `json:"rumor_bytes_per_node_s"`
-	FetchedBytes int64   `json:"fetched_bytes"` // KV caches and trees
+	FetchedBytes int64   `json:"fetched_bytes"`     // KV caches and trees that came
+	Unfetched    int     `json:"fetches_timed_out"` // and those that did not in time
 
 	// What it takes to run it again, and to see that it was the same.
 	Profile        string   `json:"profile"`
@@ -29,10 +31,19 @@ type simRow struct {
 	Entry          string   `json:"entry"`
 	Delays         string   `json:"delays,omitempty"` // file of regions or of a matrix
 	JitterMS       float64  `json:"jitter_ms"`
+	Loss           float64  `json:"loss"`
+	Duplicate      float64  `json:"duplicate"`
+	Reorder        float64  `json:"reorder"`
+	Bandwidth      int64    `json:"bandwidth,omitempty"` // bytes a second; left out: without limit
+	QueueThreshold int      `json:"queue_threshold"`
+	MaxTokens      int      `json:"max_tokens"`
+	ByTopic        bool     `json:"by_topic"`
 	Faults         []string `json:"faults,omitempty"`
 	End            float64  `json:"end_s"`
 	Events         int      `json:"events"`
 	History        string   `json:"history"` // digest of all that happened
+
+	befallen int // of the faults
 }
 
 func (f *simFlags) row(policy string, r sim.Result, failures map[string]int) simRow {
@@ -45,9 +56,12 @@ func (f *simFlags) row(policy string, r sim.Result, failures map[string]int) sim
 			Requests: r.Requests, Errors: r.Errors, ErrorsByKind: failures, ShareByNode: map[string]float64{},
 			Data: cmp.Or(f.source.Data, "synthetic"), Seed: c.Seed, Repeats: f.source.Repeats,
 		},
-		RumorRate: r.RumorRate, FetchedBytes: r.FetchedBytes,
+		RumorRate: r.RumorRate, FetchedBytes: r.FetchedBytes, Unfetched: r.Unfetched,
 		Profile: c.Profile.Name, ProfileSource: c.Profile.Source, CapacityTokens: c.CapacityTokens, BlockTokens: c.BlockTokens,
-		Arrivals: f.arrivals(), Entry: c.Entry.String(), Delays: cmp.Or(f.regions, f.matrix), JitterMS: *ms(c.Network.Jitter), Faults: f.faults,
+		Arrivals: f.arrivals(), Entry: c.Entry.String(), Delays: cmp.Or(f.regions, f.matrix), JitterMS: *ms(c.Network.Jitter),
+		Loss: c.Network.Loss, Duplicate: c.Network.Duplicate, Reorder: c.Network.Reorder, Bandwidth: c.Network.Bandwidth,
+		QueueThreshold: f.queueThreshold(), MaxTokens: f.source.Output, ByTopic: f.source.ByTopic,
+		Faults: f.faults, befallen: r.Befallen,
 		End: r.End.Seconds(), Events: r.Events, History: fmt.Sprintf("%016x", r.Hash),
 	}
 	if _, path, inName := strings.Cut(f.source.Name, ":"); inName {
@@ -69,6 +83,11 @@ func (f *simFlags) row(policy string, r sim.Result, failures map[string]int) sim
 	return row
 }
 
+// queueThreshold is the nodes' own where none is given.
+func (f *simFlags) queueThreshold() int {
+	return cmp.Or(f.cluster.QueueThreshold, node.Config{}.WithDefaults().QueueThreshold)
+}
+
 // arrivals says for people when requests come.
 func (f *simFlags) arrivals() string {
 	switch a := f.cluster.Arrival; {
@@ -84,18 +103,25 @@ func (f *simFlags) arrivals() string {
 func (f *simFlags) table(stream *workload.Stream, rows []simRow) string {
 	c := f.cluster.WithDefaults()
 	repeats := "without repeats"
-	if f.source.Repeats {
+	switch {
+	case f.source.ByTopic:
+		repeats = "with repeats by topic"
+	case f.source.Repeats:
 		repeats = "with repeats"
 	}
 	delays := fmt.Sprintf("%v one way", c.Network.Delay)
 	if file := cmp.Or(f.regions, f.matrix); file != "" {
 		delays = "of " + file
 	}
+	rumors := fmt.Sprintf("rumors lost %g, doubled %g, late %g", c.Network.Loss, c.Network.Duplicate, c.Network.Reorder)
+	if c.Network.Bandwidth > 0 {
+		rumors += fmt.Sprintf("; %d bytes a second into a node", c.Network.Bandwidth)
+	}
 	setting := [][2]string{
-		{"workload", fmt.Sprintf("%s, %d requests, %s, seed %d, %s", f.source.Name, stream.Requests, f.arrivals(), c.Seed, repeats)},
+		{"workload", fmt.Sprintf("%s, %d requests, %s, seed %d, %s, max tokens %d", f.source.Name, stream.Requests, f.arrivals(), c.Seed, repeats, f.source.Output)},
 		{"data", stream.Source},
-		{"cluster", fmt.Sprintf("%d nodes, entry %s, poll %v", c.Nodes, c.Entry, c.Poll)},
-		{"network", fmt.Sprintf("delay %s, jitter %v; rumors lost %g, doubled %g, late %g", delays, c.Network.Jitter, c.Network.Loss, c.Network.Duplicate, c.Network.Reorder)},
+		{"cluster", fmt.Sprintf("%d nodes, entry %s, poll %v, pause above %d queued", c.Nodes, c.Entry, c.Poll, f.queueThreshold())},
+		{"network", fmt.Sprintf("delay %s, jitter %v; %s", delays, c.Network.Jitter, rumors)},
 		{"engines", fmt.Sprintf("cache of %d tokens, blocks of %d", c.CapacityTokens, c.BlockTokens)},
 		{"assumed", fmt.Sprintf("timings of profile %s: %s", c.Profile.Name, c.Profile.Source)},
 	}
@@ -119,7 +145,10 @@ func (f *simFlags) table(stream *workload.Stream, rows []simRow) string {
 	fmt.Fprintf(&b, "\n%s", t)
 	for _, r := range rows {
 		for _, kind := range slices.Sorted(maps.Keys(r.ErrorsByKind)) {
-			fmt.Fprintf(&b, "%s: %d failed: %s\n", r.Policy, r.ErrorsByKind[kind], kind)
+			fmt.Fprintf(&b, "%s: %d of %d requests failed: %s\n", r.Policy, r.ErrorsByKind[kind], r.Requests, kind)
+		}
+		if r.Unfetched > 0 {
+			fmt.Fprintf(&b, "%s: %d fetches timed out: their trees or KV caches did not come\n", r.Policy, r.Unfetched)
 		}
 	}
 	return b.String()
