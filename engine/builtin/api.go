@@ -19,7 +19,10 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // An api is the Engine as the API calls it.
 type api struct{ *Engine }
 
-var _ openai.Tokenizer = api{}
+var (
+	_ openai.Tokenizer = api{}
+	_ openai.Embedder  = api{}
+)
 
 // Generate has a prompt too long or a full queue refused at once.
 func (e api) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error) {
@@ -81,6 +84,30 @@ func (e api) Detokenize(ids []int32) (string, error) {
 		return "", openai.BadRequest("tokens", "%v", err)
 	}
 	return valid(e.tok.text(ids)), nil
+}
+
+// Embed gives the mean of the embeddings of the tokens, which costs no step of the
+// model. It does not see their order.
+func (e api) Embed(text string, ids []int32) (vector []float32, tokens int, err error) {
+	if ids == nil {
+		ids, err = e.encode("input", text)
+	} else if err = e.tok.check(ids); err != nil {
+		err = openai.BadRequest("input", "%v", err)
+	}
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case len(ids) > e.Context():
+		return nil, 0, openai.TooLong("input", "the input has %d tokens, and this engine takes %d; shorten it", len(ids), e.Context())
+	}
+	m := e.model
+	vector = make([]float32, m.dim)
+	for _, id := range ids {
+		for i, x := range m.embedding[int(id)*m.dim:][:m.dim] {
+			vector[i] += x / float32(len(ids))
+		}
+	}
+	return vector, len(ids), nil
 }
 
 // An answer is a Stream as the API reads it.

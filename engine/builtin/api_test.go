@@ -211,7 +211,7 @@ func TestClientErrors(t *testing.T) {
 		{text, `{"prompt":"` + strings.Repeat("whale ", 9999) + `"}`, 400, "prompt", "context_length_exceeded", "59994 bytes"},
 		{"/tokenize", `{}`, 400, "prompt", "", "give a prompt or messages"},
 		{"/detokenize", `{"tokens":[-1]}`, 400, "tokens", "", "outside"},
-		{"/v1/embeddings", `{}`, 404, "", "", "nothing at /v1/embeddings"},
+		{"/v1/rerank", `{}`, 404, "", "", "nothing at /v1/rerank"},
 	} {
 		status, _, body := post(t, s, c.path, c.body)
 		var got struct {

@@ -2,6 +2,8 @@ package emulated
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -25,7 +27,10 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	server.ServeHTTP(w, r)
 }
 
-var _ openai.Engine = (*Engine)(nil)
+var (
+	_ openai.Engine   = (*Engine)(nil)
+	_ openai.Embedder = (*Engine)(nil)
+)
 
 // Generate is for package openai.
 func (e *Engine) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error) {
@@ -83,6 +88,27 @@ func (e *Engine) read(c *openai.Call) (p dialect.Request, ids []uint32, err erro
 		ids = append(ids, uint32(id))
 	}
 	return p, ids, nil
+}
+
+// vectorSize is how many dimensions an embedding has.
+const vectorSize = 64
+
+// Embed gives noise, the same for the same input, at once. A text and the ids of
+// its tokens are two inputs.
+func (e *Engine) Embed(text string, ids []int32) (vector []float32, tokens int, err error) {
+	tokens = len(ids)
+	if ids == nil {
+		tokens = len(e.cut(text))
+	}
+	if tokens > e.Context() {
+		return nil, 0, openai.TooLong("input", "the input has %d tokens, and this engine takes %d; shorten it", tokens, e.Context())
+	}
+	noise := rand.New(rand.NewPCG(xxh3.HashString(fmt.Sprint(text, ids)), 0))
+	vector = make([]float32, vectorSize)
+	for i := range vector {
+		vector[i] = float32(noise.NormFloat64())
+	}
+	return vector, tokens, nil
 }
 
 // An answer is one that waits its turn, or comes token by token.

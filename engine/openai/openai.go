@@ -70,6 +70,7 @@ type Server struct {
 //	POST /completion            llama.cpp's own API
 //	POST /api/chat              Ollama's own API, and
 //	POST /api/generate          the same for text
+//	POST /v1/embeddings         if the engine is an Embedder
 //	GET  /v1/models
 //	POST /tokenize              {"prompt"} or {"messages"}, if the engine is a Tokenizer
 //	POST /detokenize            {"tokens"}, likewise
@@ -89,9 +90,12 @@ type handler func(w http.ResponseWriter, r *http.Request, c *Call) error
 
 func (s *Server) endpoint(path string) (method string, serve handler) {
 	tok, cuts := s.Engine.(Tokenizer)
+	vectors, embeds := s.Engine.(Embedder)
 	switch {
 	case apis[path].form != nil:
 		return http.MethodPost, s.generate
+	case path == "/v1/embeddings" && embeds:
+		return http.MethodPost, embed(s.Model, vectors)
 	case path == "/v1/models":
 		return http.MethodGet, s.listModels
 	case path == "/tokenize" && cuts:
