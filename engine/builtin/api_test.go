@@ -209,6 +209,7 @@ func TestClientErrors(t *testing.T) {
 		{chat, `{"messages":[{"role":"user","content":5}]}`, 400, "messages[0].content", "", "a string or a list"},
 		{chat, `{"messages":[{"role":"user","content":"` + strings.Repeat("whale ", 99) + `"}]}`, 400, "messages", "context_length_exceeded", "shorten the prompt"},
 		{text, `{"prompt":"` + strings.Repeat("whale ", 9999) + `"}`, 400, "prompt", "context_length_exceeded", "59994 bytes"},
+		{"/v1/responses", `{"instructions":"a","input":[{"role":"user","content":[{"type":"input_image"}]}]}`, 400, "input[0].content", "", `"input_image" is not supported`},
 		{"/tokenize", `{}`, 400, "prompt", "", "give a prompt or messages"},
 		{"/detokenize", `{"tokens":[-1]}`, 400, "tokens", "", "outside"},
 		{"/v1/rerank", `{}`, 404, "", "", "nothing at /v1/rerank"},

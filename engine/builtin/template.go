@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 
 	"github.com/hearsay-project/hearsay/engine/openai"
@@ -36,7 +35,7 @@ func renderChat(messages []openai.Message, unfinished bool) (string, error) {
 	for i, m := range messages {
 		content, err := contentText(m.Fields["content"])
 		if err != nil {
-			return "", openai.In(fmt.Sprintf("messages[%d]", i), err)
+			return "", openai.In(m.At, err)
 		}
 		b.WriteString(speakers[m.Role] + ": " + content)
 		if unfinished && i == len(messages)-1 {

@@ -90,6 +90,7 @@ func (c *Call) Prompt() (text string, ids []int32, err error) {
 
 // A Message is one of a chat.
 type Message struct {
+	At     string // the field that holds it, such as messages[0]
 	Role   string // one of roles
 	Fields Object // what is said: content, tool_calls and the like, not looked at yet
 }
@@ -110,15 +111,15 @@ func (c *Call) Messages() ([]Message, error) {
 	}
 	var messages []Message
 	if system := c.Fields[c.api.system]; system != nil && string(system) != "null" {
-		messages = append(messages, Message{Role: "system", Fields: Object{"content": system}})
+		messages = append(messages, Message{At: c.api.system, Role: "system", Fields: Object{"content": system}})
 	}
 	for i, o := range objects {
-		m := Message{Fields: o}
+		m := Message{At: fmt.Sprintf("%s[%d]", field, i), Fields: o}
 		if err := o.Get("role", &m.Role, "a string"); err != nil {
-			return nil, In(fmt.Sprintf("%s[%d]", field, i), err)
+			return nil, In(m.At, err)
 		}
 		if !slices.Contains(roles, m.Role) {
-			return nil, BadRequest(fmt.Sprintf("%s[%d].role", field, i), "role %q is not one of %s", m.Role, strings.Join(roles, ", "))
+			return nil, BadRequest(m.At+".role", "role %q is not one of %s", m.Role, strings.Join(roles, ", "))
 		}
 		messages = append(messages, m)
 	}

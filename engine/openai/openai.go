@@ -4,10 +4,10 @@
 // A Server reads a request into a Call, has its Engine answer it token by token and
 // writes what comes in the shape of the endpoint, whole or as server-sent events. So
 // an engine knows tokens and time and nothing of HTTP, and every engine refuses,
-// answers and breaks off alike. Another API that generates text is another way to
-// read a Call and another reply.
+// answers and breaks off alike. Another API that generates text is an entry of apis:
+// other names for what a Call holds, and a form for the answer.
 //
-// The shapes are those of OpenAI's API reference, with the fields beyond it that
+// OpenAI's shapes are those of its API reference, with the fields beyond it that
 // vLLM has: max_model_len of a model, and the endpoints /tokenize and /detokenize.
 package openai
 
