@@ -34,7 +34,7 @@ var (
 	symbolWord = regexp.MustCompile(`^([a-z]+)\.(\w+)((?:\.\w+)?)(?:$|[({\[])`)
 	hexRow     = regexp.MustCompile("(?m)^\\| `([0-9a-f ]+)` \\|")
 	// The beginning of a command line of this program.
-	ownCommand = regexp.MustCompile(`^(?:\$ )?(?:\w+=\S+ )*(?:go run )?(?:\S*/)?hearsay(?:\s+(\w+))?(?:\s|$)`)
+	ownCommand = regexp.MustCompile(`^(?:\$ )?(?:\w+=\S+ )*(?:go run )?(?:\S*/)?hearsay(?:\s+(\w+))?(?:\s+(\w+))?(?:\s|$)`)
 	commandEnd = regexp.MustCompile(`\|\|?|&&?|;|#`)
 )
 
@@ -117,32 +117,55 @@ func TestDocsNameFilesThatExist(t *testing.T) {
 	}
 }
 
-// commandFlags returns the flags of each command, as the file of its name in
-// cmd/hearsay defines them: true, or false for a hidden one. Those of "" are all.
+// commandFlags returns the flags of each command, as "serve" or "sim run", which one
+// file of cmd/hearsay defines: true, or false for a hidden one. Those of "" are all.
 func commandFlags(t *testing.T) map[string]map[string]bool {
 	commands := map[string]map[string]bool{"": {}}
 	for _, f := range sources(t) {
 		if f.pkg != "cmd/hearsay" || f.test {
 			continue
 		}
-		flags := map[string]bool{"--help": false}
+		flags, use := map[string]bool{"--help": false}, ""
 		ast.Inspect(f.ast, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok {
-				fun := types.ExprString(call.Fun)
-				if strings.HasSuffix(fun, "Var") && len(call.Args) == 4 {
-					flags["--"+literal(call.Args[1])] = true
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				fun := types.ExprString(n.Fun)
+				if strings.HasSuffix(fun, "Var") && len(n.Args) == 4 {
+					flags["--"+literal(n.Args[1])] = true
 				} else if strings.HasSuffix(fun, ".MarkHidden") {
-					flags["--"+literal(call.Args[0])] = false
+					flags["--"+literal(n.Args[0])] = false
+				}
+			case *ast.KeyValueExpr:
+				if types.ExprString(n.Key) == "Use" {
+					use, _, _ = strings.Cut(literal(n.Value), " ")
 				}
 			}
 			return true
 		})
 		maps.Copy(commands[""], flags)
 		if len(flags) > 1 {
-			commands[strings.TrimSuffix(f.name, ".go")] = flags
+			commands[commandOf(strings.TrimSuffix(f.name, ".go"), use)] = flags
 		}
 	}
 	return commands
+}
+
+// commandOf is the whole name of a command that a file, named for its parent or for
+// both, calls use: "bench" in bench.go, "bench paper" in benchpaper.go, "sim run" in sim.go.
+func commandOf(file, use string) string {
+	if file == use {
+		return use
+	}
+	return strings.TrimSuffix(file, use) + " " + use
+}
+
+// commandIn is the command that a line beginning with hearsay calls, by the two words
+// behind it: the second may be an argument.
+func commandIn(commands map[string]map[string]bool, first, second string) string {
+	if whole := first + " " + second; commands[whole] != nil {
+		return whole
+	}
+	return first
 }
 
 // literal returns the text of a string literal, or "".
@@ -159,7 +182,7 @@ func TestDocsNameFlagsThatExist(t *testing.T) {
 	commands := commandFlags(t)
 	check := func(p page, command, line string) {
 		for _, m := range flagWord.FindAllStringSubmatch(line, -1) {
-			if _, ok := commands[command][m[1]]; !ok && (command != "" || !slices.Contains(foreign, m[1])) {
+			if _, ok := commands[command][m[1]]; !ok && m[1] != "--help" && (command != "" || !slices.Contains(foreign, m[1])) {
 				t.Errorf("%s: there is no flag %s of hearsay %s; another program's belongs in foreign", p.name, m[1], command)
 			}
 		}
@@ -173,7 +196,8 @@ func TestDocsNameFlagsThatExist(t *testing.T) {
 					continue // another program's
 				}
 				line, passedOn, _ := strings.Cut(line, " -- ") // by demo, to serve
-				check(p, append(own, "", "")[1], line)
+				own = append(own, "", "", "")
+				check(p, commandIn(commands, own[1], own[2]), line)
 				check(p, "serve", passedOn)
 			}
 		}
@@ -217,25 +241,78 @@ func literals(t *testing.T, in string, word *regexp.Regexp) (found []string) {
 	return found
 }
 
-// The operator's page explains every metric and every flag of serve and bench.
+// flagTables are the commands that the operator's page explains in a table of flags,
+// with the words behind which it is the next.
+var flagTables = map[string]string{
+	"serve":       "## Flags of serve",
+	"bench":       "## Measuring",
+	"bench paper": "\n`hearsay bench paper` ",
+	"sim run":     "## Simulating",
+	"sim paper":   "\n`hearsay sim paper` ",
+}
+
+// The operator's page explains every metric, and every flag of these commands in the
+// command's own table, and no other flag there.
 func TestOperationsPageIsComplete(t *testing.T) {
 	text, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Skip("docs/operations.md is not there")
 	}
-	words := regexp.MustCompile(`[a-z0-9_-]+`).FindAllString(string(text), -1)
 	commands := commandFlags(t)
-	for _, command := range []string{"serve", "bench", "benchpaper"} {
+	for command, words := range flagTables {
+		_, after, found := strings.Cut(string(text), words)
+		_, table, isTable := strings.Cut(after, "\n| flag | default | |\n")
+		table, _, _ = strings.Cut(table, "\n\n")
+		if !found || !isTable || commands[command] == nil {
+			t.Errorf("docs/operations.md has no table of flags behind %q, or there is no command %q", words, command)
+			continue
+		}
+		explained := map[string]bool{}
+		for line := range strings.Lines(table) {
+			for _, flag := range regexp.MustCompile("`(--[a-z-]+)`").FindAllStringSubmatch(strings.Split(line, "|")[1], -1) {
+				explained[flag[1]] = true
+				if _, ok := commands[command][flag[1]]; !ok {
+					t.Errorf("docs/operations.md explains %s, which is no flag of hearsay %s", flag[1], command)
+				}
+			}
+		}
 		for flag, shown := range commands[command] {
-			if shown && !slices.Contains(words, flag) {
-				t.Errorf("docs/operations.md does not explain the flag %s", flag)
+			if shown && !explained[flag] {
+				t.Errorf("docs/operations.md does not explain the flag %s of hearsay %s", flag, command)
 			}
 		}
 	}
+	words := regexp.MustCompile(`[a-z0-9_]+`).FindAllString(string(text), -1)
 	for _, metric := range literals(t, "daemon/metrics.go", metricWord) {
 		if !slices.Contains(words, metric) {
 			t.Errorf("docs/operations.md does not explain the metric %s", metric)
 		}
+	}
+}
+
+// A flag of a command below another is looked for with that command.
+func TestCommandsOfFlags(t *testing.T) {
+	commands := commandFlags(t)
+	for line, want := range map[string]string{
+		"hearsay serve --poll 1s":                    "serve",
+		"hearsay bench --json":                       "bench",
+		"$ go run ./cmd/hearsay sim paper --out DIR": "sim paper",
+		"hearsay sim run":                            "sim run",
+		"hearsay bench paper --json":                 "bench paper",
+		"hearsay status node --json":                 "status",
+	} {
+		own := ownCommand.FindStringSubmatch(line)
+		if own == nil || commandIn(commands, own[1], own[2]) != want || commands[want] == nil {
+			t.Errorf("%s: %q, want the flags of %q", line, own, want)
+		}
+	}
+	for flag, command := range map[string]string{"--out": "sim paper", "--loss": "sim run", "--time-scale": "bench paper", "--target": "bench"} {
+		if !commands[command][flag] {
+			t.Errorf("hearsay %s has no flag %s", command, flag)
+		}
+	}
+	if commands["bench"]["--time-scale"] || commands["sim run"]["--out"] {
+		t.Error("a command has the flags of another")
 	}
 }
 
