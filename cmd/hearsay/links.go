@@ -167,8 +167,8 @@ func readMatrix(path string) ([][]time.Duration, error) {
 			return nil, fmt.Errorf("%s: row %d has %d delays and there are %d rows; write a delay from each node to each node", path, i+1, len(row), len(matrix))
 		}
 	}
-	if len(matrix) == 0 {
-		return nil, fmt.Errorf("%s holds no delays; write a row for each node", path)
+	if len(matrix) == 0 || len(matrix) > sim.MaxNodes {
+		return nil, fmt.Errorf("%s holds %d rows; write one for each node, 1 to %d", path, len(matrix), sim.MaxNodes)
 	}
 	return matrix, nil
 }

@@ -268,7 +268,9 @@ func TestMatrix(t *testing.T) {
 		{text: "0,1,\n1,0", problem: `line 1: cell 3: "" is no delay`},
 		{text: "0 1\n1 ;; 0", problem: `line 2: cell 2: "" is no delay`},
 		{text: "0 1e99", problem: `"1e99" is no delay`},
-		{text: "# none", problem: "holds no delays"},
+		{text: "# none", problem: "holds 0 rows; write one for each node, 1 to 1024"},
+		{text: "0\n" + strings.Repeat("0\n", 1024), problem: "has 1 delays and there are 1025 rows"},
+		{text: strings.Repeat(strings.Repeat("0 ", 1025)+"\n", 1025), problem: "holds 1025 rows; write one for each node, 1 to 1024"},
 	} {
 		path := filepath.Join(t.TempDir(), "matrix.csv")
 		write(t, path, c.text)
@@ -283,7 +285,7 @@ func checkFile(t *testing.T, text string, got [][]time.Duration, err error, want
 		t.Errorf("%q is %v, %v; want %v", text, got, err, want)
 	}
 	if problem != "" && (err == nil || !strings.Contains(err.Error(), problem) || strings.Contains(err.Error(), "\n")) {
-		t.Errorf("%q: error %v, want %q in one line", text, err, problem)
+		t.Errorf("%.200q: error %v, want %q in one line", text, err, problem)
 	}
 }
 
