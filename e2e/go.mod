@@ -2,7 +2,10 @@ module github.com/hearsay-project/hearsay/e2e
 
 go 1.26.0
 
-require github.com/openai/openai-go/v3 v3.99.0
+require (
+	github.com/hearsay-project/hearsay v0.0.0
+	github.com/openai/openai-go/v3 v3.99.0
+)
 
 require (
 	github.com/coder/websocket v1.8.15 // indirect
@@ -11,3 +14,5 @@ require (
 	github.com/tidwall/pretty v1.2.1 // indirect
 	github.com/tidwall/sjson v1.2.5 // indirect
 )
+
+replace github.com/hearsay-project/hearsay => ../
