@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -53,7 +54,7 @@ func (d *Daemon) ask(q *request, decision node.Decision) (*answer, *failure) {
 	}
 	late := time.AfterFunc(time.Until(q.deadline), func() { cancel(errTimeout) })
 	if decision.Self {
-		err = d.askEngine(a, out)
+		err = d.askEngine(a, q, out)
 	} else {
 		err = d.askPeer(a, out, decision.Node)
 	}
@@ -84,10 +85,12 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 	if real, ok := d.cfg.Aliases[q.read.Model]; ok && decision.Self {
 		body = q.read.WithModel(body, real)
 	}
-	out, err := http.NewRequestWithContext(ctx, q.http.Method, "http://engine"+q.http.URL.RequestURI(), bytes.NewReader(body))
+	out, err := http.NewRequestWithContext(ctx, q.http.Method, "http://engine", bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
+	from := q.http.URL
+	out.URL = &url.URL{Scheme: "http", Host: "engine", Path: from.Path, RawPath: from.RawPath, RawQuery: from.RawQuery, ForceQuery: from.ForceQuery}
 	copyEndToEnd(out.Header, q.http.Header)
 	dropOwn(out.Header)
 	if out.Header["User-Agent"] == nil {
@@ -114,11 +117,11 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 // before the origin's: it is the one to find out that its engine is stuck.
 const deadlineMargin = 5 * time.Millisecond
 
-func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
+func (d *Daemon) askEngine(a *answer, q *request, out *http.Request) (err error) {
 	var refused error
 	d.locked(func(now time.Time, n *node.Node) {
 		switch {
-		case d.health.stuck():
+		case d.health.stuck() && q.endpoint.Generates():
 			refused = errStuck
 		case d.inFlight >= d.cfg.InFlightMax:
 			refused = errFull
@@ -136,6 +139,7 @@ func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
 			n.Queued(now, d.inFlight)
 		})
 	}
+	begun := time.Now()
 	a.resp, err = d.cfg.Engine.RoundTrip(out)
 	if err == nil {
 		err = a.peek()
@@ -146,8 +150,16 @@ func (d *Daemon) askEngine(a *answer, out *http.Request) (err error) {
 			err = fmt.Errorf("ask the engine: %w", errTimeout)
 		}
 	}
-	if cause == nil || errors.Is(cause, errTimeout) {
-		d.changeHealth(func(*node.Node) { d.health.generated(err) })
+	// An engine that had little time left has not shown that it is stuck.
+	late := errors.Is(cause, errTimeout) && time.Since(begun) > d.cfg.FirstByteTimeout/2
+	if cause == nil || late {
+		d.changeHealth(func(*node.Node) {
+			if q.endpoint.Generates() {
+				d.health.generated(err)
+			} else if err != nil {
+				d.health.refused(err)
+			}
+		})
 		if err != nil {
 			select {
 			case d.wake <- struct{}{}:
@@ -232,15 +244,19 @@ const statusOverloaded = 529
 // retryAfter reads how long an engine wants to be left alone: what it says, by any
 // of the usual headers, at least a moment and at most some minutes.
 func retryAfter(h http.Header) time.Duration {
-	wait := time.Second
+	const least, most = 0.1, 300
+	seconds := 1.0
 	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil {
-		wait = time.Duration(ms * float64(time.Millisecond))
+		seconds = ms / 1000
 	} else if s, err := strconv.ParseFloat(h.Get("Retry-After"), 64); err == nil {
-		wait = time.Duration(s * float64(time.Second))
+		seconds = s
 	} else if at, err := http.ParseTime(h.Get("Retry-After")); err == nil {
-		wait = time.Until(at)
+		seconds = time.Until(at).Seconds()
 	}
-	return max(100*time.Millisecond, min(wait, 5*time.Minute))
+	if !(seconds >= least) { // NaN is not
+		seconds = least
+	}
+	return time.Duration(min(seconds, most) * float64(time.Second))
 }
 
 // notSent says whether no engine can have seen the request.
@@ -268,7 +284,11 @@ type answer struct {
 
 // peek waits for the first byte of the body, or for all of a short one.
 func (a *answer) peek() error {
-	if a.resp.Request != nil && a.resp.Request.Method == http.MethodHead {
+	switch status := a.resp.StatusCode; {
+	case status < 200:
+		return fmt.Errorf("the engine switches protocols (status %d), which nobody asked for", status)
+	case status == http.StatusNoContent, status == http.StatusNotModified,
+		a.resp.Request != nil && a.resp.Request.Method == http.MethodHead:
 		a.body = http.NoBody
 		return nil
 	}

@@ -51,7 +51,7 @@ type Config struct {
 	Continues   bool              // the engine finishes a message of the assistant when told so (continue_final_message)
 
 	BodyMax          int64         // bytes of one request's body; default 32 MiB
-	BodiesMax        int64         // bytes of all requests that wait for an answer to begin; default 512 MiB
+	BodiesMax        int64         // bytes of all requests that wait for an answer to begin, or whose answer could be resumed; default 512 MiB
 	InFlightMax      int           // requests at the engine at a time, waiting and running; default 256
 	ForwardsMax      int           // peers tried for one request before it is served here; default 3
 	NoReplay         bool          // never repeat what an engine may have worked on
@@ -239,12 +239,15 @@ func (d *Daemon) speak() {
 
 // careful runs f, and survives a fault of this program in it.
 func (d *Daemon) careful(where string, f func()) {
-	defer func() {
-		if v := recover(); v != nil {
-			d.panicked(where, v)
-		}
-	}()
+	defer d.survived(where)
 	f()
+}
+
+// survived is to be deferred.
+func (d *Daemon) survived(where string) {
+	if v := recover(); v != nil {
+		d.panicked(where, v)
+	}
 }
 
 // leavingPeers are those that said goodbye: silent, but they finish what they

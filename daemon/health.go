@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"syscall"
 	"time"
 
@@ -115,7 +117,7 @@ func (d *Daemon) probeEvery(ctx context.Context) {
 	defer tick.Stop()
 	trialWait, trialAt := d.cfg.HealthInterval, time.Now()
 	for {
-		d.probe(ctx)
+		d.careful("a probe", func() { d.probe(ctx) })
 		stuck := false
 		d.locked(func(time.Time, *node.Node) { stuck = d.health.stuck() && !d.health.down })
 		switch {
@@ -163,9 +165,7 @@ func (d *Daemon) serving() []string {
 	if len(names) == 0 {
 		return nil // not known
 	}
-	for alias := range d.cfg.Aliases {
-		names = append(names, alias)
-	}
+	names = append(names, slices.Sorted(maps.Keys(d.cfg.Aliases))...)
 	if d.cfg.AnyModel {
 		names = append(names, node.AnyModel)
 	}

@@ -140,8 +140,12 @@ func idOf(raw json.RawMessage) string {
 func (d *Daemon) clusterModels(q *request) []json.RawMessage {
 	ctx, cancel := context.WithTimeout(q.http.Context(), modelsWait)
 	defer cancel()
-	header := http.Header{}
-	copyEndToEnd(header, q.http.Header)
+	header := http.Header{} // nothing that would make of a list something else
+	for _, name := range append([]string{requestIDHeader, traceparentHeader}, keyHeaders...) {
+		if v := q.http.Header[name]; v != nil {
+			header[name] = v
+		}
+	}
 	own, err := d.engineModels(ctx, header.Clone())
 	if err != nil {
 		d.log.Debug("models of the cluster without this node's engine", "err", err)
@@ -212,6 +216,7 @@ func (d *Daemon) askForModels(ctx context.Context, header http.Header, nodes map
 	var wg sync.WaitGroup
 	for peer := range ask {
 		wg.Go(func() {
+			defer d.survived("a list of models")
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://peer"+modelsPath, nil)
 			if err != nil {
 				return

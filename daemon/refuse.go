@@ -17,6 +17,7 @@ import (
 var (
 	errHeld     = errors.New("requests that wait hold all the memory they may")
 	errClosed   = errors.New("the node has shut down")
+	errNobody   = errors.New("no node that serves the model can be asked now")
 	errNotFound = errors.New("there is nothing here")
 	errPanic    = errors.New("this node failed at the request")
 	errNoResume = errors.New("this node's engine cannot go on from a text")
@@ -47,7 +48,7 @@ type refusal struct {
 	unseen  bool // no engine has seen the request
 }
 
-// explain finds the words for err. reading says that the request was not read yet.
+// explain finds the words for err.
 func (d *Daemon) explain(err error, q *request) refusal {
 	var tooLarge *http.MaxBytesError
 	var noModel *noModelError
@@ -62,7 +63,7 @@ func (d *Daemon) explain(err error, q *request) refusal {
 		return refusal{413, codeTooLarge, fmt.Sprintf("the request's body is larger than %d bytes", tooLarge.Limit), false, true}
 	case errors.As(err, &unreadable):
 		return refusal{400, "unreadable_body", "the request's body cannot be served: " + unreadable.Error(), false, false}
-	case errors.Is(err, os.ErrDeadlineExceeded) && q.body == nil:
+	case errors.Is(err, os.ErrDeadlineExceeded) && !q.wasRead:
 		return refusal{408, "request_timeout", fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout), false, true}
 	case errors.Is(err, errFull):
 		return refusal{429, codeFull, "this node's queue is full and no peer took the request; try again later", true, true}
@@ -70,6 +71,8 @@ func (d *Daemon) explain(err error, q *request) refusal {
 		return refusal{429, codeHeld, errHeld.Error() + " at this node; try again later", true, true}
 	case errors.Is(err, errClosed):
 		return refusal{503, codeClosed, errClosed.Error(), true, true}
+	case errors.Is(err, errNobody):
+		return refusal{503, codeUnavailable, errNobody.Error() + "; try again later", true, true}
 	case errors.Is(err, errStuck):
 		return refusal{503, codeStuck, errStuck.Error() + "; try again later", true, true}
 	case errors.Is(err, errNoResume):
@@ -81,7 +84,7 @@ func (d *Daemon) explain(err error, q *request) refusal {
 	case !q.wasRead:
 		return refusal{400, "unreadable_body", err.Error(), false, false}
 	}
-	unseen := errors.As(err, &failed) && !failed.ran
+	unseen := errors.As(err, &failed) && !failed.ran && q.replays == 0
 	return refusal{502, codeUnavailable, err.Error(), unseen, unseen}
 }
 

@@ -39,6 +39,8 @@ type result struct {
 // relay passes the answer on as it comes, reads it in passing, and tells the node
 // what was learnt.
 func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision, a *answer) result {
+	p := &passage{d: d, w: w, q: q, from: decision, answer: a}
+	defer func() { p.answer.close() }()
 	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
@@ -52,7 +54,7 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	q.answered = true
 	w.WriteHeader(res.status)
 
-	p := &passage{d: d, w: w, q: q, scanner: dialect.NewScanner(q.endpoint, a.resp.Header.Get), from: decision, answer: a}
+	p.scanner = dialect.NewScanner(q.endpoint, a.resp.Header.Get)
 	if d.mayResume(q) && res.status == http.StatusOK && p.scanner.Resumable() {
 		p.rewriter = new(dialect.Rewriter)
 	} else {
@@ -62,7 +64,6 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	for upstream != nil && q.http.Context().Err() == nil && p.resume(upstream) {
 		upstream, client = p.pass()
 	}
-	defer p.answer.close()
 	switch left := q.http.Context().Err() != nil; {
 	case p.scanner.Ended(): // a client may leave as soon as it has read that
 	case client != nil, upstream != nil && left:
@@ -98,10 +99,11 @@ type passage struct {
 func (p *passage) pass() (upstream, client error) {
 	control := http.NewResponseController(p.w)
 	piece := make([]byte, pieceBytes)
-	idle := time.AfterFunc(p.d.cfg.IdleTimeout, func() { p.answer.cancel(errIdle) })
+	a := p.answer
+	idle := time.AfterFunc(p.d.cfg.IdleTimeout, func() { a.cancel(errIdle) })
 	defer idle.Stop()
 	for {
-		n, err := p.answer.body.Read(piece)
+		n, err := a.body.Read(piece)
 		idle.Stop() // a slow client is not an idle engine
 		out := piece[:n]
 		if p.rewriter != nil {

@@ -30,7 +30,9 @@ func (d *Daemon) mayResume(q *request) bool {
 
 // resume has the rest of an answer that broke off from another node, which goes on
 // from its text so far. It is exact for greedy decoding only, and only if the engine
-// reads that text as the tokens that it was made of: it is asked to count them.
+// reads that text as the tokens that it was made of. It is asked to count them, and
+// equal counts are taken for equal tokens: a tokenizer with two tokens of one text
+// can deceive that.
 // Where none of this holds it says false, and the client's connection is cut.
 func (p *passage) resume(broken error) bool {
 	p.answer.close()
@@ -40,13 +42,19 @@ func (p *passage) resume(broken error) bool {
 		return false
 	}
 	for range p.d.cfg.ForwardsMax {
-		decision := p.d.decide(p.q)
-		if slices.Contains(p.q.tried, decision.Node) {
+		decision, able := p.d.decide(p.q)
+		if !able || slices.Contains(p.q.tried, decision.Node) {
 			return false
 		}
 		p.q.deadline = time.Now().Add(p.d.cfg.FirstByteTimeout)
 		a, tokens, err := p.rest(decision, text)
-		if err != nil {
+		switch {
+		case p.q.http.Context().Err() != nil:
+			if err == nil {
+				a.close()
+			}
+			return false
+		case err != nil:
 			p.fail(decision, err)
 			continue
 		}

@@ -47,9 +47,8 @@ type request struct {
 // serve sees a request through and books how it ended, once.
 func (d *Daemon) serve(w http.ResponseWriter, r *http.Request, from string) {
 	q := &request{http: r, arrived: time.Now(), hop: from}
-	q.deadline = q.arrived.Add(d.cfg.FirstByteTimeout)
 	if !d.enter() {
-		d.refuse(w, q, errClosed)
+		d.book(q, d.refuse(w, q, errClosed))
 		return
 	}
 	defer d.leave()
@@ -101,8 +100,8 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 		return d.refuse(w, q, err)
 	}
 	for {
-		decision := d.decide(q)
-		if slices.Contains(q.tried, decision.Node) {
+		decision, able := d.decide(q)
+		if !able || slices.Contains(q.tried, decision.Node) {
 			return d.giveUp(w, q)
 		}
 		a, failed := d.ask(q, decision)
@@ -131,11 +130,6 @@ func (d *Daemon) read(w http.ResponseWriter, q *request) error {
 	if q.endpoint, ok = endpoint(q.http.URL); !ok {
 		return errNotFound
 	}
-	if q.hop != "" {
-		if ms, err := strconv.ParseInt(q.http.Header.Get(deadlineHeader), 10, 64); err == nil && ms >= 0 && ms < int64(d.cfg.FirstByteTimeout/time.Millisecond) {
-			q.deadline = q.arrived.Add(time.Duration(ms) * time.Millisecond)
-		}
-	}
 	if q.http.ContentLength > d.cfg.BodyMax {
 		return &http.MaxBytesError{Limit: d.cfg.BodyMax} // before the client sends it
 	}
@@ -147,10 +141,21 @@ func (d *Daemon) read(w http.ResponseWriter, q *request) error {
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	q.body, q.wasRead = body, true
+	d.setDeadline(q)
 	if q.http.Method != http.MethodPost || !q.endpoint.NamesModel() {
 		return nil
 	}
 	return d.name(q)
+}
+
+// setDeadline starts the wait for an answer, which lasts no longer than a peer's that
+// forwarded the request.
+func (d *Daemon) setDeadline(q *request) {
+	wait := d.cfg.FirstByteTimeout
+	if ms, err := strconv.ParseInt(q.http.Header.Get(deadlineHeader), 10, 64); q.hop != "" && err == nil && ms >= 0 && ms < wait.Milliseconds() {
+		wait = time.Duration(ms) * time.Millisecond
+	}
+	q.deadline = time.Now().Add(wait)
 }
 
 // chargedReader takes a request's share of Config.BodiesMax as its bytes come, so
@@ -234,8 +239,9 @@ func (d *Daemon) release(q *request) {
 }
 
 // decide asks the node where q runs. What came over a hop stays, and so does
-// what has no prompt or has used up its tries.
-func (d *Daemon) decide(q *request) (decision node.Decision) {
+// what has no prompt or has used up its tries. able is false where that would be
+// here, and this node's engine does not serve the model.
+func (d *Daemon) decide(q *request) (decision node.Decision, able bool) {
 	switch {
 	case q.hop != "":
 		q.stay = "forwarded here"
@@ -249,16 +255,17 @@ func (d *Daemon) decide(q *request) (decision node.Decision) {
 	d.locked(func(now time.Time, n *node.Node) {
 		asked := q.route
 		asked.Model = q.read.Model // as peers list it, an alias too
+		able = !q.named || n.ServesHere(asked.Model)
 		switch {
 		case q.stay != "":
 			decision = n.Stay(q.route, q.stay)
-		case q.route.Bytes == 0 && len(q.tried) == 0 && !d.closing && !d.health.down && n.ServesHere(asked.Model):
+		case q.route.Bytes == 0 && len(q.tried) == 0 && !d.closing && !d.health.down && able:
 			decision = n.Stay(q.route, "nothing to route by")
 		default:
 			decision = n.Route(now, asked, q.tried...)
 		}
 	})
-	return decision
+	return decision, able || !decision.Self
 }
 
 // mayTryAgain says whether another node may be asked. A request that an engine may
@@ -302,6 +309,9 @@ func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
 // giveUp ends a request that nobody answered well: with what an engine said last,
 // word for word, or with an error of this node's own.
 func (d *Daemon) giveUp(w http.ResponseWriter, q *request) result {
+	if q.failed == nil {
+		return d.refuse(w, q, errNobody)
+	}
 	if a := q.failed.answer; a != nil {
 		return d.relay(w, q, q.failed.decision, a)
 	}
