@@ -208,13 +208,17 @@ func (c *cluster) start(name, host string, e *scripted, change ...func(*daemon.C
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- m.daemon.Run(ctx) }()
-	m.end = sync.OnceValue(func() error {
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		err = m.daemon.Run(ctx)
+		remote.Close()
+	}()
+	m.end = func() error {
 		cancel()
-		defer remote.Close()
-		return <-ended
-	})
+		<-ended
+		return err
+	}
 	c.members[name] = m
 	return m
 }
@@ -251,9 +255,19 @@ func (c *cluster) alive(name string) (n int) {
 // gossip lets every node speak to every other.
 func (c *cluster) gossip() { time.Sleep(2 * time.Second) }
 
-// finish stops the cluster and sees that nothing is in flight and no connection is
-// left. That no goroutine is left, the end of virtual time sees.
+// finish stops the cluster in virtual time and sees that no connection is left. That
+// no goroutine is, the end of virtual time sees.
 func (c *cluster) finish() {
+	c.t.Helper()
+	c.stop()
+	time.Sleep(time.Minute) // memberlist's last probes
+	if n := c.wires.conns(); n > 0 {
+		c.t.Errorf("%d ends of connections are left open", n)
+	}
+}
+
+// stop stops the cluster and sees that nothing is in flight.
+func (c *cluster) stop() {
 	c.t.Helper()
 	c.client.CloseIdleConnections()
 	time.Sleep(time.Second) // for a node to see that its client has left, and to say so
@@ -269,21 +283,23 @@ func (c *cluster) finish() {
 			}
 		}
 	}
+	var leaving sync.WaitGroup
+	for name, m := range c.members {
+		leaving.Go(func() {
+			if err := m.end(); err != nil && !m.killed {
+				c.t.Errorf("%s stopped with %v", name, err)
+			}
+		})
+	}
+	leaving.Wait()
 	for _, name := range slices.Sorted(maps.Keys(c.members)) {
 		m := c.members[name]
-		if err := m.end(); err != nil && !m.killed {
-			c.t.Errorf("%s stopped with %v", name, err)
-		}
 		m.engine.Close()
 		if log := m.log.String(); strings.Contains(log, "panic") && !c.panics {
 			c.t.Errorf("%s panicked:\n%s", name, log)
 		} else if c.t.Failed() {
 			c.t.Logf("the log of %s:\n%s", name, log)
 		}
-	}
-	time.Sleep(time.Minute) // memberlist's last probes
-	if n := c.wires.conns(); n > 0 {
-		c.t.Errorf("%d ends of connections are left open", n)
 	}
 }
 
