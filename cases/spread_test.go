@@ -123,6 +123,7 @@ func TestG60NoLoops(t *testing.T) {
 		for _, m := range c.members {
 			m.engine.set(always(stuck))
 		}
+		time.Sleep(time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		for i := range 4 {
