@@ -8,8 +8,9 @@
 //	-> relay to the client -> node.Served
 //
 // Three rules make every answer right whatever the peers' trees are thought to
-// hold: a request that came over a hop is served where it is; once a body byte
-// has gone to the client nothing is retried; serving here is always possible.
+// hold: a request that came over a hop is served where it is; once a body byte has
+// gone to the client nothing is repeated, only gone on with where the bytes are the
+// same; serving here is always possible.
 package daemon
 
 import (

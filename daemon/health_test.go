@@ -11,7 +11,7 @@ import (
 
 var (
 	refusedDial = &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
-	slowProbe   = errors.New("no answer in time")
+	errSlowProbe   = errors.New("no answer in time")
 )
 
 // One slow probe is a busy engine; so many as are configured, one that is down. A
@@ -29,15 +29,15 @@ func TestHealthOfProbes(t *testing.T) {
 	}
 	step(nil, "ready", false)
 	for range 2 {
-		step(slowProbe, "ready", false)
-		step(slowProbe, "ready", false)
+		step(errSlowProbe, "ready", false)
+		step(errSlowProbe, "ready", false)
 		step(nil, "ready", false)
 	}
-	step(slowProbe, "ready", false)
-	step(slowProbe, "ready", false)
-	step(slowProbe, "down", false)
+	step(errSlowProbe, "ready", false)
+	step(errSlowProbe, "ready", false)
+	step(errSlowProbe, "down", false)
 	step(nil, "down", false)
-	step(slowProbe, "down", false)
+	step(errSlowProbe, "down", false)
 	step(nil, "down", false)
 	step(nil, "ready", false)
 	step(refusedDial, "down", false)

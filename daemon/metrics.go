@@ -50,7 +50,7 @@ func newMetrics(d *Daemon) *metrics {
 		}, []string{"hop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "hearsay_failures_total",
-			Help: "Requests that got no first byte, by the node that failed: a peer, or this one.",
+			Help: "Requests that a node failed at, before or after the first byte: a peer, or this one.",
 		}, []string{"node"}),
 		resumed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "hearsay_resumed_total",
