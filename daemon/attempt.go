@@ -298,6 +298,7 @@ func (a *answer) peek() error {
 			return fmt.Errorf("read the answer: %w", err)
 		}
 		a.body = bytes.NewReader(whole)
+		a.free() // before the client has it, and sends its next request
 		return nil
 	}
 	body := bufio.NewReaderSize(a.resp.Body, pieceBytes)
@@ -325,6 +326,10 @@ func (a *answer) close() {
 	if a.resp != nil {
 		a.resp.Body.Close()
 	}
+	a.free()
+}
+
+func (a *answer) free() {
 	if a.done != nil {
 		a.done()
 		a.done = nil

@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	refusedDial = &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
-	errSlowProbe   = errors.New("no answer in time")
+	refusedDial  = &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	errSlowProbe = errors.New("no answer in time")
 )
 
 // One slow probe is a busy engine; so many as are configured, one that is down. A
