@@ -127,7 +127,7 @@ func TestCellOfDraws(t *testing.T) {
 		r.Outcomes = append(r.Outcomes, &Outcome{Result: sim.Result{ActualHit: hit}})
 	}
 	r.Outcome = r.Outcomes[0]
-	if got, want := actual.cell(nil, r), "50.0 (20.0 to 80.0)"; got != want {
+	if got, want := actual.cell(nil, r), "50.0 (20.0\u00a0to\u00a080.0)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

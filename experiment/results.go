@@ -125,7 +125,8 @@ func (m measure) of(t *Table, r *Row) float64 {
 
 func (m measure) text(v float64) string { return strconv.FormatFloat(v*m.scale, 'f', m.decimals, 64) }
 
-// cell is the measure of a row, of one with several draws their mean and range.
+// cell is the measure of a row, of one with several draws their mean and range: a
+// narrow column breaks between the two.
 func (m measure) cell(t *Table, r *Row) string {
 	if len(r.Outcomes) <= 1 {
 		return m.text(m.of(t, r))
@@ -135,7 +136,7 @@ func (m measure) cell(t *Table, r *Row) string {
 		v := m.of(t, &one)
 		sum, low, high = sum+v, min(low, v), max(high, v)
 	}
-	return fmt.Sprintf("%s (%s to %s)", m.text(sum/float64(len(r.Outcomes))), m.text(low), m.text(high))
+	return fmt.Sprintf("%s (%s\u00a0to\u00a0%s)", m.text(sum/float64(len(r.Outcomes))), m.text(low), m.text(high))
 }
 
 // print sets the table for people, the paper's values beside ours where it has any.

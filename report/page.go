@@ -43,16 +43,17 @@ type Figure struct {
 const style = `
 :root { color-scheme: light dark; --line: #ccc; --quiet: #555; --code: #f4f4f4 }
 @media (prefers-color-scheme: dark) { :root { --line: #444; --quiet: #aaa; --code: #222 } body { background: #141414; color: #e4e4e4 } }
-body { font: 17px/1.5 system-ui, Helvetica, Arial, sans-serif; max-width: 60rem; margin: 2.5rem auto; padding: 0 1.25rem }
+body { font: 17px/1.5 system-ui, Helvetica, Arial, sans-serif; max-width: 76rem; margin: 2.5rem auto; padding: 0 1.25rem }
 h1 { font-size: 2rem; line-height: 1.2 } h2 { font-size: 1.4rem; margin-top: 3rem }
 p, ul { max-width: 44rem } pre { background: var(--code); padding: .75rem 1rem; overflow-x: auto }
 .lead { font-size: 1.15rem } .note, figcaption { color: var(--quiet); font-size: .9rem }
 table { border-collapse: collapse; margin: 1.5rem 0 .5rem; font-variant-numeric: tabular-nums }
 caption { text-align: left; font-weight: bold; padding-bottom: .4rem }
-th, td { text-align: left; vertical-align: top; padding: .3rem 1.25rem .3rem 0; border-bottom: 1px solid var(--line) }
-th { vertical-align: bottom } .number { text-align: right } td.number { white-space: nowrap }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line) }
+th { vertical-align: bottom } .number { text-align: right } td:first-child { min-width: 12rem }
+section { overflow-x: auto }
 figure { margin: 2rem 0 } figure svg { max-width: 100%; height: auto; display: block }
-@media print { body { font-size: 11pt; margin: 0; max-width: none } h2 { break-after: avoid } figure, table, pre { break-inside: avoid } }
+@media print { body { font-size: 11pt; margin: 0; max-width: none } section { overflow: visible } table { font-size: 8pt } h2 { break-after: avoid } figure, table, pre { break-inside: avoid } }
 `
 
 // WriteHTML writes the page as one file.
