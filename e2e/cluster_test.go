@@ -1,33 +1,32 @@
-// Package e2e drives a built hearsay binary as its users do: real processes on
-// loopback, real clients. It is a module of its own, so that what only these
-// tests need is no dependency of the product.
+// Package e2e drives a built hearsay program as its users do: real processes on
+// loopback, other people's clients, engines that are killed. It is a module of its
+// own, so that what only these tests need is no dependency of the product.
 package e2e
 
 import (
-	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
 	"fmt"
-	"net"
+	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/hearsay-project/hearsay/e2e/process"
 )
 
-var binary string
+// program is the hearsay that all tests run.
+var program string
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "hearsay-e2e-")
 	if err != nil {
 		panic(err)
 	}
-	binary = filepath.Join(dir, "hearsay")
-	build := exec.Command("go", "build", "-o", binary, "./cmd/hearsay")
-	build.Dir = ".."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build hearsay: %v\n%s", err, out)
+	if program, err = process.Build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	code := m.Run()
@@ -35,73 +34,134 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// startDemo runs `hearsay demo` until the test ends and returns the API
-// addresses of its nodes.
-func startDemo(t *testing.T, nodes int, args ...string) []string {
+// startTimeout is ample for processes that take a second.
+const startTimeout = time.Minute
+
+// startCluster runs nodes with these flags of serve, joined through the first, until
+// the test ends, and returns their URLs once each has heard of all others. A node that does
+// not end with 0 when it is asked to fails the test.
+func startCluster(t *testing.T, nodes int, args ...string) (urls []string) {
 	t.Helper()
-	api, peers := freePorts(t, nodes), freePorts(t, nodes)
-	cmd := exec.Command(binary, append([]string{
-		"demo", "--nodes", fmt.Sprint(nodes), "--requests", "0",
-		"--port", fmt.Sprint(api), "--peer-port", fmt.Sprint(peers),
-	}, args...)...)
-	out, err := cmd.StdoutPipe()
+	addrs, err := process.Ports(2 * nodes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("demo ended with %v", err)
-		}
-	})
-	ready := make(chan struct{})
-	go func() {
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if strings.HasPrefix(lines.Text(), "entry") {
-				close(ready)
-			}
-		}
-	}()
-	select {
-	case <-ready:
-	case <-time.After(60 * time.Second):
-		t.Fatal("the demo did not say that it is ready")
-	}
-	var urls []string
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	var started []*process.Server
 	for i := range nodes {
-		urls = append(urls, fmt.Sprintf("http://127.0.0.1:%d", api+i))
+		started = append(started, node(fmt.Sprint("n", i+1), addrs[2*i], addrs[2*i+1], addrs[1], args...))
+	}
+	start(t, started...)
+	for _, n := range started {
+		if err := n.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		waitForPeers(ctx, t, n.URL(), nodes-1)
+		urls = append(urls, n.URL())
 	}
 	return urls
 }
 
-// freePorts finds n free ports in a row on loopback.
-func freePorts(t *testing.T, n int) int {
+// node is a serve process of that name. One that is its own seed joins nobody.
+func node(name, api, peer, seed string, args ...string) *process.Server {
+	all := append([]string{
+		"serve", "--until-stdin-ends", "--name", name, "--listen", api, "--peer-listen", peer,
+		"--join", seed, "--poll", "100ms", "--log-level", "warn",
+	}, args...)
+	return &process.Server{Name: name, Addr: api, Ready: "/readyz", Program: program, Args: all}
+}
+
+// start runs servers until the test ends, and shows what they said if it failed.
+func start(t *testing.T, servers ...*process.Server) {
 	t.Helper()
-	for range 100 {
-		first, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	t.Cleanup(func() {
+		var stopping sync.WaitGroup
+		for _, s := range servers {
+			stopping.Go(func() {
+				if err := s.Stop(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		stopping.Wait()
+		for _, s := range servers {
+			if said := fmt.Sprint(s.Log); t.Failed() && said != "" {
+				t.Logf("%s said:\n%s", s.Name, said)
+			}
+		}
+	})
+	for _, s := range servers {
+		s.Log = new(transcript)
+		if err := s.Start(); err != nil {
 			t.Fatal(err)
 		}
-		base := first.Addr().(*net.TCPAddr).Port
-		held := []net.Listener{first}
-		for i := 1; i < n; i++ {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i))
-			if err != nil {
-				break
+	}
+}
+
+// A transcript keeps what a process says, up to so much that a person may read it.
+type transcript struct {
+	mu   sync.Mutex
+	said bytes.Buffer
+}
+
+const transcriptMax = 64 << 10
+
+func (l *transcript) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said.Write(p[:min(len(p), transcriptMax-l.said.Len())])
+	return len(p), nil
+}
+
+func (l *transcript) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.said.String()
+}
+
+// waitForPeers returns once the node at url may forward to so many peers.
+func waitForPeers(ctx context.Context, t *testing.T, url string, peers int) {
+	t.Helper()
+	for {
+		alive := 0
+		if s, err := fetchStatus(ctx, url); err == nil {
+			for _, p := range s.Peers {
+				if p.State == "alive" && len(p.Models) > 0 {
+					alive++
+				}
 			}
-			held = append(held, l)
 		}
-		for _, l := range held {
-			l.Close()
+		if alive == peers {
+			return
 		}
-		if len(held) == n {
-			return base
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s knows %d peers, not %d", url, alive, peers)
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	t.Fatalf("no %d free ports in a row", n)
-	return 0
+}
+
+// status is of /hearsay/v1/status what these tests read.
+type status struct {
+	Queue int `json:"queue"`
+	Peers []struct {
+		State  string   `json:"state"`
+		Models []string `json:"models"`
+	} `json:"peers"`
+}
+
+func fetchStatus(ctx context.Context, url string) (s status, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/hearsay/v1/status", nil)
+	if err != nil {
+		return s, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return s, err
+	}
+	defer resp.Body.Close()
+	err = json.NewDecoder(resp.Body).Decode(&s)
+	return s, err
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -55,18 +56,22 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// Ports finds n free ports on loopback, as addresses. They are free when it looks.
+// Ports finds n free ports on loopback, as addresses, below those that Linux gives to
+// outgoing connections: one that a Server leaves for a while is free when it returns.
 func Ports(n int) ([]string, error) {
-	addrs := make([]string, n)
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	const first, end = 12_000, 32_000
+	var addrs []string
+	for range 100 * n {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(end-first)))
 		if err != nil {
-			return nil, err
+			continue
 		}
 		defer l.Close() // no port is found twice
-		addrs[i] = l.Addr().String()
+		if addrs = append(addrs, l.Addr().String()); len(addrs) == n {
+			return addrs, nil
+		}
 	}
-	return addrs, nil
+	return nil, fmt.Errorf("no %d free ports on loopback from %d to %d", n, first, end)
 }
 
 // A Server is a program that serves HTTP. Its exported fields are set before Start.
