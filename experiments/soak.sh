@@ -7,8 +7,8 @@
 #   experiments/soak.sh [DURATION [FLAG...]]     flags as in e2e/soak_test.go
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for=${1:-10m}
+duration=${1:-10m}
 shift $(($# < 1 ? $# : 1))
 out=$(realpath -m "${OUT:-soak-out}")
 cd e2e
-go test -count=1 -timeout 24h -run '^TestSoak$' -v . -soak "$for" -soak-out "$out" "$@"
+go test -count=1 -timeout 24h -run '^TestSoak$' -v . -soak "$duration" -soak-out "$out" "$@"
