@@ -12,9 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-
-	"github.com/hearsay-project/hearsay/daemon"
-	"github.com/hearsay-project/hearsay/node"
 )
 
 // overTCP is the machine's own loopback, for what a network in memory may have wrong.
@@ -51,25 +48,26 @@ func (overTCP) conns() (n int) {
 }
 
 // TestOnLoopback runs over TCP, in real time, what a network in memory could have
-// wrong: how connections end and are used again. Its cases share a cluster each way,
-// of which afterwards neither goroutine nor socket is left.
+// wrong: how connections end and are used again. Afterwards neither goroutine nor
+// socket is left.
 func TestOnLoopback(t *testing.T) {
+	sockets := overTCP{}.conns()
+	before := goleak.IgnoreCurrent()
+	c := newCluster(t, overTCP{}, 2, always(Script{}), sendTo("B"))
 	for way, at := range map[string]string{"here": "B", "over a hop": "A"} {
 		t.Run(way, func(t *testing.T) {
-			sockets := overTCP{}.conns()
-			before := goleak.IgnoreCurrent()
-			c := newCluster(t, overTCP{}, 2, always(Script{}), sendTo("B"), func(c *daemon.Config) { c.Node.Poll = node.MinPoll })
-			c.at = at
+			c.t, c.at = t, at
 			c.breaksOff()
 			c.leavesEarly()
 			c.takesLargeBodies()
 			c.reusesConnections()
-			c.stop()
-			goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
-			if n := (overTCP{}).conns(); n > sockets {
-				t.Errorf("%d sockets were open before and %d are now", sockets, n)
-			}
 		})
+	}
+	c.t = t
+	c.stop()
+	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+	if n := (overTCP{}).conns(); n > sockets {
+		t.Errorf("%d sockets were open before and %d are now", sockets, n)
 	}
 }
 
@@ -90,7 +88,7 @@ func (c *cluster) breaksOff() {
 // leavesEarly: an engine learns that its client has left, however it did (G10).
 func (c *cluster) leavesEarly() {
 	c.served().set(always(endless()))
-	before := len(c.served().asked())
+	before, counted := len(c.served().asked()), c.requests(c.at, "cancelled")
 	for _, how := range goodbyes {
 		conn := c.dial()
 		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: node\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(chatStream), chatStream)
@@ -101,7 +99,7 @@ func (c *cluster) leavesEarly() {
 		asked := c.served().asked()[before:]
 		return len(asked) == 2 && !asked[0].Left().IsZero() && !asked[1].Left().IsZero()
 	})
-	c.within("the clients to be counted", func() bool { return c.requests(c.at, "cancelled") == 2 })
+	c.within("the clients to be counted", func() bool { return c.requests(c.at, "cancelled") == counted+2 })
 }
 
 // takesLargeBodies: they arrive whole (G20).
@@ -132,6 +130,7 @@ func (c *cluster) reusesConnections() {
 		c.wantWhole(c.post(chat), s)
 		time.Sleep(2 * time.Millisecond)
 	}
+	c.served().closeIdle(0)
 }
 
 // within waits until something is so, for a machine's time at most.
