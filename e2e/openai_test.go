@@ -388,3 +388,32 @@ func TestOpenAIClientKeys(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A node that is full says so at once, and serves the client that asks again when told.
+func TestOpenAIClientFullNode(t *testing.T) {
+	url := startCluster(t, 1, "--in-flight-max", "1", "--engine", startScripted(t))[0]
+	gone, cancel := context.WithCancel(t.Context())
+	occupied := client(url).Chat.Completions.NewStreaming(gone, order("endless full"))
+	if !occupied.Next() {
+		t.Fatal(occupied.Err())
+	}
+	_, err := client(url).Chat.Completions.New(t.Context(), order("echo"))
+	if told := fails(t, err); told[0] != "429" || told[1] != "queue_full" {
+		t.Errorf("told %v", told)
+	}
+	tries := 0
+	leaves := option.WithMiddleware(func(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+		resp, err := next(r)
+		if tries++; tries == 1 {
+			if resp == nil || resp.Header.Get("Retry-After") == "" {
+				t.Errorf("no Retry-After in %+v, %v", resp, err)
+			}
+			cancel()
+			occupied.Close()
+		}
+		return resp, err
+	})
+	if _, err := client(url, option.WithMaxRetries(2), leaves).Chat.Completions.New(t.Context(), order("echo")); err != nil || tries < 2 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+}

@@ -24,9 +24,8 @@ const (
 )
 
 var (
-	modelList = whole(`{"object":"list","data":[{"id":"m","object":"model","created":1700000000,"owned_by":"e2e"}]}`)
-	notFound  = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-	oneEvent  = chunk(event)
+	notFound = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+	oneEvent = chunk(event)
 )
 
 func whole(body string) string {
@@ -47,8 +46,9 @@ func streamEnd(tokens int) string {
 		chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 }
 
-// serveEngine answers on l until it is closed.
-func serveEngine(l net.Listener, pace time.Duration) error {
+// serveEngine answers on l, as an engine of that model, until l is closed.
+func serveEngine(l net.Listener, model string, pace time.Duration) error {
+	models := whole(fmt.Sprintf(`{"object":"list","data":[{"id":%q,"object":"model","created":1700000000,"owned_by":"e2e"}]}`, model))
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -59,7 +59,7 @@ func serveEngine(l net.Listener, pace time.Duration) error {
 			in := bufio.NewReaderSize(conn, 16<<10)
 			for {
 				path, body, err := readRequest(in)
-				if err != nil || answer(conn, path, body, pace) != nil {
+				if err != nil || answer(conn, models, path, body, pace) != nil {
 					return
 				}
 			}
@@ -91,10 +91,10 @@ func readRequest(in *bufio.Reader) (path string, body []byte, err error) {
 	}
 }
 
-func answer(w io.Writer, path string, body []byte, pace time.Duration) error {
+func answer(w io.Writer, models, path string, body []byte, pace time.Duration) error {
 	switch path {
 	case "/v1/models":
-		_, err := io.WriteString(w, modelList)
+		_, err := io.WriteString(w, models)
 		return err
 	case "/v1/chat/completions":
 	default:

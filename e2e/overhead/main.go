@@ -1,9 +1,9 @@
 // Command overhead measures what a proxy in front of an engine costs: hearsay, one
-// node, and nginx as a plain reverse proxy, beside the engine alone, in one run on
-// loopback. The engine is scripted and takes next to no time; experiments/overhead.sh
-// runs it all.
+// node and over a hop, and nginx as a plain reverse proxy, beside the engine alone, in
+// one run on loopback. The engine is scripted and takes next to no time;
+// experiments/overhead.sh runs it all.
 //
-// The three get the same load in turn, for short periods many times over, so that
+// All get the same load in turn, for short periods many times over, so that
 // whatever else the machine does befalls all of them alike. What a proxy can do per
 // core is its work by the processor time of its own processes, not by the clock: clients
 // and engine share the cores with it.
@@ -32,7 +32,7 @@ type flags struct {
 	asks, rounds   int
 	period, pace   time.Duration
 	clients        []int
-	engine         string
+	engine, model  string
 }
 
 func main() {
@@ -40,12 +40,13 @@ func main() {
 	flag.StringVar(&f.hearsay, "hearsay", "", "the program hearsay; built if not given")
 	flag.StringVar(&f.nginx, "nginx", "nginx", "the program nginx; an empty name leaves it out")
 	flag.IntVar(&f.asks, "asks", 2000, "requests one at a time to each, for the time to the first token")
-	flag.DurationVar(&f.period, "period", 2*time.Second, "of load on one of the three before the next")
+	flag.DurationVar(&f.period, "period", 2*time.Second, "of load on one before the next")
 	flag.IntVar(&f.rounds, "rounds", 3, "periods for each")
 	flag.DurationVar(&f.pace, "pace", 20*time.Millisecond, "of the tokens of a stream")
 	f.clients = []int{1, 64, 512}
 	flag.Func("connections", "numbers of clients at a time, as 1,64,512", f.readClients)
 	flag.StringVar(&f.engine, "engine", "", "be the scripted engine at this address")
+	flag.StringVar(&f.model, "model", model, "that the scripted engine serves")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -85,14 +86,21 @@ func (f *flags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	ready, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
 	for _, t := range targets {
-		defer t.Stop()
-		if err := t.Start(); err != nil {
-			return err
+		for _, p := range t.processes {
+			defer p.Stop()
+			if err := p.Start(); err != nil {
+				return err
+			}
 		}
-		ready, cancel := context.WithTimeout(ctx, 20*time.Second)
-		defer cancel()
-		if err := t.Wait(ready); err != nil {
+		for _, p := range t.processes {
+			if err := p.Wait(ready); err != nil {
+				return err
+			}
+		}
+		if err := t.waitServed(ready); err != nil {
 			return err
 		}
 	}
@@ -109,49 +117,109 @@ func (f *flags) beEngine() error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		l.Close()
 	}()
-	_ = serveEngine(l, f.pace) // ends when l is closed
+	_ = serveEngine(l, f.model, f.pace) // ends when l is closed
 	return nil
 }
 
+// A target is what is put under load, by its name in the tables.
+type target struct {
+	name      string
+	addr      string
+	processes []*process.Server // whose processor time is its own
+}
+
+// waitServed returns once a request is answered.
+func (t target) waitServed(ctx context.Context) error {
+	for {
+		err := t.try()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", t.name, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (t target) try() error {
+	c, err := dial(t.addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, _, _, err = c.ask(request(1, false))
+	return err
+}
+
 // targets are the engine and the proxies in front of it.
-func (f *flags) targets(dir string) ([]*process.Server, error) {
+func (f *flags) targets(dir string) ([]target, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := process.Ports(4)
+	addrs, err := process.Ports(9)
 	if err != nil {
 		return nil, err
 	}
-	engine, node, peer, proxy := addrs[0], addrs[1], addrs[2], addrs[3]
-	targets := []*process.Server{
-		{
-			Name: "engine", Addr: engine, Ready: "/v1/models", Program: self, Log: os.Stderr,
-			Args: []string{"-engine", engine, "-pace", f.pace.String()},
-		},
-		{
-			Name: "hearsay", Addr: node, Ready: "/readyz", Program: f.hearsay, Log: os.Stderr,
+	engine := func(addr, model string) *process.Server {
+		return &process.Server{
+			Name: "engine", Addr: addr, Ready: "/v1/models", Program: self, Log: os.Stderr,
+			Args: []string{"-engine", addr, "-model", model, "-pace", f.pace.String()},
+		}
+	}
+	node := func(name, api, peer, seed, engine string) *process.Server {
+		return &process.Server{
+			Name: name, Addr: api, Ready: "/readyz", Program: f.hearsay, Log: os.Stderr,
 			Args: []string{
-				"serve", "--until-stdin-ends", "--listen", node, "--peer-listen", peer,
+				"serve", "--until-stdin-ends", "--name", name, "--listen", api, "--peer-listen", peer, "--join", seed,
 				"--engine", "http://" + engine, "--in-flight-max", "4096", "--log-level", "warn",
 			},
-		},
+		}
+	}
+	one, other := engine(addrs[0], model), engine(addrs[1], "another")
+	alone := node("alone", addrs[2], addrs[3], addrs[3], one.Addr)
+	// The first of two nodes beside an engine of another model has to ask the second.
+	first, second := node("first", addrs[4], addrs[5], addrs[7], other.Addr), node("second", addrs[6], addrs[7], addrs[7], one.Addr)
+	targets := []target{
+		{"engine", one.Addr, []*process.Server{one}},
+		{"hearsay", alone.Addr, []*process.Server{alone}},
+		{"hearsay, a hop", first.Addr, []*process.Server{second, first, other}},
 	}
 	if f.nginx == "" {
 		return targets, nil
 	}
+	nginx, err := f.proxy(dir, one.Addr, addrs[8])
+	return append(targets, target{"nginx", addrs[8], []*process.Server{nginx}}), err
+}
+
+// proxy is nginx at addr, in front of the engine.
+func (f *flags) proxy(dir, engine, addr string) (*process.Server, error) {
 	program, err := exec.LookPath(f.nginx)
 	if err != nil {
 		return nil, fmt.Errorf("%w; install it, or leave it out with -nginx ''", err)
 	}
 	config := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, engine, proxy), 0o600); err != nil {
+	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, engine, addr), 0o600); err != nil {
 		return nil, err
 	}
-	return append(targets, &process.Server{
-		Name: "nginx", Addr: proxy, Ready: "/v1/models", Program: program, Log: os.Stderr,
+	return &process.Server{
+		Name: "nginx", Addr: addr, Ready: "/v1/models", Program: program, Log: os.Stderr,
 		Args: []string{"-c", config, "-p", dir, "-e", filepath.Join(dir, "error.log")},
-	}), nil
+	}, nil
+}
+
+// cpu is the processor time that the target has taken.
+func (t target) cpu() (total time.Duration, err error) {
+	for _, p := range t.processes {
+		of, err := p.CPU()
+		if err != nil {
+			return 0, err
+		}
+		total += of
+	}
+	return total, nil
 }
 
 // nginxConfig passes everything to the engine over kept connections, each piece of an

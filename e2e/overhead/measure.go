@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hearsay-project/hearsay/e2e/process"
 	"github.com/hearsay-project/hearsay/report"
 )
 
@@ -23,7 +22,7 @@ type sum struct {
 	cpu, clock time.Duration
 }
 
-func (f *flags) measure(ctx context.Context, targets []*process.Server) error {
+func (f *flags) measure(ctx context.Context, targets []target) error {
 	fmt.Printf("%s/%s, %d cores; %d rounds of %v for each\n\n", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), f.rounds, f.period)
 	if err := f.firstTokens(ctx, targets); err != nil {
 		return err
@@ -51,7 +50,7 @@ func (f *flags) measure(ctx context.Context, targets []*process.Server) error {
 
 // compare puts the same load on the targets in turn and prints how many units of work
 // each has done.
-func (f *flags) compare(ctx context.Context, targets []*process.Server, title, unit string, work func(outcome) int, load func(addr string) outcome) error {
+func (f *flags) compare(ctx context.Context, targets []target, title, unit string, work func(outcome) int, load func(addr string) outcome) error {
 	sums, err := f.takeTurns(ctx, targets, load)
 	if err != nil {
 		return err
@@ -63,7 +62,7 @@ func (f *flags) compare(ctx context.Context, targets []*process.Server, title, u
 			perCore = report.Number(float64(work(s.outcome)) / s.cpu.Seconds())
 		}
 		table.Rows = append(table.Rows, []string{
-			targets[i].Name, report.Number(float64(work(s.outcome)) / s.clock.Seconds()), perCore,
+			targets[i].name, report.Number(float64(work(s.outcome)) / s.clock.Seconds()), perCore,
 			ms(quantile(s.ttfts, 0.5)), ms(quantile(s.ttfts, 0.99)),
 		})
 	}
@@ -72,12 +71,12 @@ func (f *flags) compare(ctx context.Context, targets []*process.Server, title, u
 }
 
 // firstTokens asks the targets one after another, over and over, on kept connections.
-func (f *flags) firstTokens(ctx context.Context, targets []*process.Server) error {
+func (f *flags) firstTokens(ctx context.Context, targets []target) error {
 	conns := make([]*conn, len(targets))
 	ttfts := make([][]time.Duration, len(targets))
 	one := request(1, true)
 	for i, t := range targets {
-		c, err := dial(t.Addr)
+		c, err := dial(t.addr)
 		if err != nil {
 			return err
 		}
@@ -92,7 +91,7 @@ func (f *flags) firstTokens(ctx context.Context, targets []*process.Server) erro
 		for i, c := range conns {
 			ttft, events, _, err := c.ask(one)
 			if err != nil || events != eventsOf(1) {
-				return fmt.Errorf("ask %s: %d events, %w", targets[i].Name, events, err)
+				return fmt.Errorf("ask %s: %d events, %w", targets[i].name, events, err)
 			}
 			if n >= warmUp {
 				ttfts[i] = append(ttfts[i], ttft)
@@ -104,7 +103,7 @@ func (f *flags) firstTokens(ctx context.Context, targets []*process.Server) erro
 		Columns: []string{"", "median", "p99", "added median", "added p99"},
 	}
 	for i, t := range targets {
-		row := []string{t.Name, ms(quantile(ttfts[i], 0.5)), ms(quantile(ttfts[i], 0.99)), "-", "-"}
+		row := []string{t.name, ms(quantile(ttfts[i], 0.5)), ms(quantile(ttfts[i], 0.99)), "-", "-"}
 		if i > 0 {
 			row[3] = ms(quantile(ttfts[i], 0.5) - quantile(ttfts[0], 0.5))
 			row[4] = ms(quantile(ttfts[i], 0.99) - quantile(ttfts[0], 0.99))
@@ -116,27 +115,27 @@ func (f *flags) firstTokens(ctx context.Context, targets []*process.Server) erro
 }
 
 // takeTurns puts the same load on the targets in turn, and sums up.
-func (f *flags) takeTurns(ctx context.Context, targets []*process.Server, load func(addr string) outcome) ([]sum, error) {
+func (f *flags) takeTurns(ctx context.Context, targets []target, load func(addr string) outcome) ([]sum, error) {
 	sums := make([]sum, len(targets))
 	for range f.rounds {
 		for i, t := range targets {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			before, err := t.CPU()
+			before, err := t.cpu()
 			if err != nil {
 				return nil, err
 			}
 			begun := time.Now()
-			o := load(t.Addr)
+			o := load(t.addr)
 			s := &sums[i]
 			s.clock += time.Since(begun)
-			after, err := t.CPU()
+			after, err := t.cpu()
 			if err != nil {
 				return nil, err
 			}
 			if o.err != nil {
-				return nil, fmt.Errorf("%s: %w", t.Name, o.err)
+				return nil, fmt.Errorf("%s: %w", t.name, o.err)
 			}
 			s.cpu += after - before
 			s.answers += o.answers

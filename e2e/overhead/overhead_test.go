@@ -14,7 +14,7 @@ func TestEngineAndClientAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	go func() { _ = serveEngine(l, time.Microsecond) }()
+	go func() { _ = serveEngine(l, model, time.Microsecond) }()
 	c, err := dial(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
