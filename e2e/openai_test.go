@@ -258,8 +258,11 @@ func askImages(t *testing.T, _ []string, url string) any {
 	var sent []byte
 	answer, err := client(url).Chat.Completions.New(t.Context(), params, option.WithMiddleware(func(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 		body, err := r.GetBody()
-		if err == nil {
-			sent, err = io.ReadAll(body)
+		if err != nil {
+			return nil, err
+		}
+		if sent, err = io.ReadAll(body); err != nil {
+			return nil, err
 		}
 		return next(r)
 	}))
