@@ -136,7 +136,11 @@ func Open(c Config) (*Set, error) {
 	return s, nil
 }
 
+// stream opens each source once, whatever its blocks: prompts are cut when they are
+// asked for.
 func (s *Set) stream(c workload.StreamConfig) (*workload.Stream, error) {
+	blockTokens := c.BlockTokens
+	c.BlockTokens = 1
 	s.mu.Lock()
 	open := s.streams[c]
 	if open == nil {
@@ -144,7 +148,13 @@ func (s *Set) stream(c workload.StreamConfig) (*workload.Stream, error) {
 		s.streams[c] = open
 	}
 	s.mu.Unlock()
-	return open()
+	stream, err := open()
+	if err != nil {
+		return nil, err
+	}
+	cut := *stream
+	cut.BlockTokens = blockTokens
+	return &cut, nil
 }
 
 // calibrate fits the paper's profile to the prompts. The paper's timings are known

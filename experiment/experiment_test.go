@@ -156,6 +156,27 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// A source is read once for all sizes of blocks, and cut as each asks.
+func TestStreamsShareTheirSource(t *testing.T) {
+	set, err := Open(Config{Requests: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := len(set.streams)
+	for _, tokens := range []int{1, 16, 64} {
+		s, err := set.stream(Scenario{BlockTokens: tokens}.fill(set.config.reading()).source(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item := s.Item(0); len(item.Chain) != item.Tokens/tokens {
+			t.Errorf("%d tokens are %d blocks of %d", item.Tokens, len(item.Chain), tokens)
+		}
+	}
+	if n := len(set.streams) - opened; n > 1 {
+		t.Errorf("%d sources are opened for three sizes of blocks", n)
+	}
+}
+
 // Zones follow the rule: the specialist's longest stretch, what is before, what is behind.
 func TestZones(t *testing.T) {
 	o := &Outcome{Scenario: reading, served: map[string][]byte{}}
