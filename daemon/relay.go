@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hearsay-project/hearsay/dialect"
@@ -94,11 +95,16 @@ type passage struct {
 	resumedAt []string      // nodes
 }
 
+// pieces are the buffers of passages: most answers are far smaller than one.
+var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
+
 // pass copies the body to the client, flushing each piece as it comes, and to the
 // scanner. It returns which side failed, if one did.
 func (p *passage) pass() (upstream, client error) {
 	control := http.NewResponseController(p.w)
-	piece := make([]byte, pieceBytes)
+	buffer := pieces.Get().(*[pieceBytes]byte)
+	defer pieces.Put(buffer)
+	piece := buffer[:]
 	a := p.answer
 	idle := time.AfterFunc(p.d.cfg.IdleTimeout, func() { a.cancel(errIdle) })
 	defer idle.Stop()
