@@ -32,11 +32,16 @@ type failure struct {
 	ran      bool          // an engine may have worked on the request: another try repeats it
 	doubt    bool          // the node is to be doubted
 	pause    time.Duration // the node asked for no more for so long
-	answer   *answer       // what its engine said, to be passed on where nobody does better
+	answer   *answer       // what it said, to be passed on where nobody does better
 }
 
 // Unwrap lets errors.Is look for the cause.
 func (f *failure) Unwrap() error { return f.error }
+
+// engineSaid says whether answer is an engine's own word, and not a peer's refusal.
+func (f *failure) engineSaid() bool {
+	return f != nil && f.answer != nil && f.answer.resp.Header.Get(refusedHeader) == ""
+}
 
 // ask sends q where the decision says and waits for the first byte of a body.
 func (d *Daemon) ask(q *request, decision node.Decision) (*answer, *failure) {
@@ -93,6 +98,9 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 	out.URL = &url.URL{Scheme: "http", Host: "engine", Path: from.Path, RawPath: from.RawPath, RawQuery: from.RawQuery, ForceQuery: from.ForceQuery}
 	copyEndToEnd(out.Header, q.http.Header)
 	dropOwn(out.Header)
+	for _, name := range []string{requestIDHeader, traceparentHeader} { // whatever Connection says of them
+		out.Header[name] = q.http.Header[name]
+	}
 	if out.Header["User-Agent"] == nil {
 		out.Header["User-Agent"] = []string{""} // or net/http adds its own
 	}
@@ -195,12 +203,11 @@ func (d *Daemon) judge(a *answer, decision node.Decision) *failure {
 	f := &failure{error: fmt.Errorf("%s answers with status %d", decision.Node, status)}
 	switch code := header.Get(refusedHeader); {
 	case code != "" && !decision.Self:
-		f.error = fmt.Errorf("%s refuses: %w", decision.Node, refusedBecause(code))
+		f.error = fmt.Errorf("%s refuses: %s", decision.Node, code)
 		f.doubt = code == codeUnavailable || code == codeStuck
 		if code == codeFull {
 			f.pause = retryAfter(header)
 		}
-		return f
 	case header.Get("X-Should-Retry") == "false":
 		return nil
 	case busy(status):
@@ -216,21 +223,6 @@ func (d *Daemon) judge(a *answer, decision node.Decision) *failure {
 	}
 	f.answer = a
 	return f
-}
-
-// refusedBecause is the error behind the code of a peer's refusal.
-func refusedBecause(code string) error {
-	switch code {
-	case codeFull:
-		return errFull
-	case codeHeld:
-		return errHeld
-	case codeStuck:
-		return errStuck
-	case codeClosed:
-		return errClosed
-	}
-	return errors.New(code)
 }
 
 // busy says whether a status asks to come back later.

@@ -279,3 +279,24 @@ func TestDrainTimeout(t *testing.T) {
 		}
 	})
 }
+
+// What the only node that serves a model refuses keeps its status and its words.
+func TestRefusalOfTheLastNode(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 2, func(name string) http.RoundTripper {
+			e := s.engineOf(name)
+			s[name].models = []string{"of-" + name}
+			return e
+		}, func(c *Config) {
+			if c.Node.Name == "n2" {
+				c.BodyMax = 1 << 10
+			}
+		})
+		time.Sleep(time.Second)
+		body := strings.Replace(completionBody(strings.Repeat("x", 2<<10), 1), `"m"`, `"of-n2"`, 1)
+		if r := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", body); r.status != 413 || code(t, r) != "request_too_large" || r.header.Get(refusedHeader) != "" {
+			t.Errorf("%d %v %s", r.status, r.header, r.body)
+		}
+	})
+}

@@ -32,8 +32,7 @@ func (d *Daemon) mayResume(q *request) bool {
 // from its text so far. It is exact for greedy decoding only, and only if the engine
 // reads that text as the tokens that it was made of. It is asked to count them, and
 // equal counts are taken for equal tokens: a tokenizer with two tokens of one text
-// can deceive that.
-// Where none of this holds it says false, and the client's connection is cut.
+// can deceive that. Where none of this holds it says false, and the client's connection is cut.
 func (p *passage) resume(broken error) bool {
 	p.answer.close()
 	p.fail(p.from, broken)
@@ -149,8 +148,7 @@ func (p *passage) countTokens(decision node.Decision, text string) (int, error) 
 	}
 	defer a.close()
 	var counted struct {
-		Count  *int  `json:"count"`
-		Tokens []int `json:"tokens"`
+		Count *int `json:"count"`
 	}
 	err := json.NewDecoder(io.LimitReader(a.body, countBytesMax)).Decode(&counted)
 	if a.resp.StatusCode != http.StatusOK || err != nil || counted.Count == nil {

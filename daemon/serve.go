@@ -38,7 +38,7 @@ type request struct {
 
 	stay     string   // why it is to be served here, once that is settled
 	tried    []string // nodes
-	failed   *failure // the last of them, of which one that an engine gave words for is kept
+	failed   *failure // of the last of them, or of the last whose engine gave a word
 	replays  int      // tries after one that an engine may have worked on
 	wasRead  bool     // all of its body has come
 	answered bool     // the client has been sent a status
@@ -121,7 +121,8 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 // isModels says whether a client asks what the cluster serves.
 func (q *request) isModels() bool {
 	path := q.http.URL.Path
-	return q.http.Method == http.MethodGet && q.hop == "" && (path == modelsPath || strings.HasPrefix(path, modelsPath+"/"))
+	reads := q.http.Method == http.MethodGet || q.http.Method == http.MethodHead
+	return reads && q.hop == "" && (path == modelsPath || strings.HasPrefix(path, modelsPath+"/"))
 }
 
 // read takes in the whole request, bounded in bytes and time, and names its prompt.
@@ -259,7 +260,7 @@ func (d *Daemon) decide(q *request) (decision node.Decision, able bool) {
 		switch {
 		case q.stay != "":
 			decision = n.Stay(q.route, q.stay)
-		case q.route.Bytes == 0 && len(q.tried) == 0 && !d.closing && !d.health.down && able:
+		case q.route.Bytes == 0 && len(q.tried) == 0 && n.Able(asked.Model):
 			decision = n.Stay(q.route, "nothing to route by")
 		default:
 			decision = n.Route(now, asked, q.tried...)
@@ -290,7 +291,7 @@ func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
 		"node", decision.Node, "replay", failed.ran, "err", failed.error)
 	q.tried = append(q.tried, decision.Node)
 	failed.decision = decision
-	if q.failed == nil || q.failed.answer == nil || failed.answer != nil {
+	if !q.failed.engineSaid() || failed.engineSaid() {
 		q.failed = failed
 	}
 	d.locked(func(now time.Time, n *node.Node) {

@@ -36,6 +36,9 @@ func (n *Node) Serves(now time.Time, model string) bool {
 // ServesHere reports whether this node's own engine serves model, as far as it has told.
 func (n *Node) ServesHere(model string) bool { return serves(n.serving, model) }
 
+// Able reports whether this node takes requests for model: it serves it, and is not down.
+func (n *Node) Able(model string) bool { return !n.down && serves(n.serving, model) }
+
 // serves reads a list of models as engines do: a name stands for itself; "m" also
 // for Ollama's "m:latest"; and "m:a", as SGLang spells adapter a of model m, for m.
 // Who lists nothing may serve anything, and a request without a model is anyone's.

@@ -95,7 +95,7 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		Name: n.cfg.Name, Self: true,
 		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
 	}
-	able := !n.down && !slices.Contains(tried, n.cfg.Name) && serves(n.serving, req.Model)
+	able := n.Able(req.Model) && !slices.Contains(tried, n.cfg.Name)
 	if !able {
 		self.Match, self.Paused = -1, true
 	}
