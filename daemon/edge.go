@@ -149,9 +149,12 @@ func endpoint(u *url.URL) (dialect.Endpoint, bool) {
 	if err != nil {
 		return dialect.Endpoint{}, false
 	}
+	if strings.Contains(path, "//") || strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == '\\' }) {
+		return dialect.Endpoint{}, false // whatever an engine would make of it
+	}
 	for part := range strings.SplitSeq(path, "/") {
 		if part == "." || part == ".." {
-			return dialect.Endpoint{}, false // whatever an engine would make of it
+			return dialect.Endpoint{}, false
 		}
 	}
 	if escaped != u.EscapedPath() {

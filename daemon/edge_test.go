@@ -72,6 +72,9 @@ func TestHeadersOverAHop(t *testing.T) {
 				t.Errorf("the engine sees %s", name)
 			}
 		}
+		if _, saw = ask(http.Header{"X-Request-Id": {"case-18"}, "Connection": {"X-Request-Id"}}); saw.Get("X-Request-Id") != "case-18" {
+			t.Error("a client's Connection header takes the request's id away")
+		}
 		r, saw = ask(nil)
 		if id := saw.Get("X-Request-Id"); id == "" || r.header.Get("X-Request-Id") != id || traceID(saw) == "" {
 			t.Errorf("made up: %v at the engine, %v at the client", saw, r.header)
@@ -112,6 +115,7 @@ func TestPaths(t *testing.T) {
 		for path, want := range map[string]int{
 			"//v1/completions": 200, "/v1//completions": 200, "/v1/completions/": 200,
 			"/v1/../flush_cache": 404, "/v1/%2e%2e/flush_cache": 404, "/flush_cache": 404, "/v1": 404, "/": 404,
+			"/v1/%2fload_lora_adapter": 404, "/v1/..%5cflush_cache": 404, "/v1/a%00b": 404,
 		} {
 			if r := c.send("n1", path, completionBody("x", 1), nil); r.status != want {
 				t.Errorf("%s: %d %s", path, r.status, r.body)
@@ -150,6 +154,18 @@ func TestPanicCostsOneRequest(t *testing.T) {
 		d := c.nodes["n1"]
 		if running := func() (n int) { d.locked(func(time.Time, *node.Node) { n = d.running }); return n }(); running != 0 {
 			t.Errorf("%d requests are left", running)
+		}
+	})
+}
+
+// An error of the node's own is one to Anthropic's clients too.
+func TestErrorOfMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf)
+		r := c.send("n1", "/v1/messages", `{"model":"nope","messages":[]}`, nil)
+		if r.status != 404 || code(t, r) != "model_not_found" || !strings.HasPrefix(string(r.body), `{"type":"error","error":{`) {
+			t.Errorf("%d %s", r.status, r.body)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/node"
 )
 
@@ -109,12 +110,33 @@ func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
 		w.Header().Set(refusedHeader, r.code)
 	}
 	d.describe(w.Header(), q, res.decision)
-	writeError(w, r.status, r.code, r.message)
+	if q.endpoint.Dialect == dialect.Messages {
+		writeJSON(w, r.status, anthropicError{"error", errorOf(r.status, r.code, r.message)})
+	} else {
+		writeError(w, r.status, r.code, r.message)
+	}
 	return res
 }
 
-// writeError writes an error in the shape of the OpenAI API.
-func writeError(w http.ResponseWriter, status int, code, message string) {
+// An apiError is OpenAI's. Anthropic's, which says besides that it is one, has the
+// same type and message in the same place.
+type (
+	apiError struct {
+		Error errorBody `json:"error"`
+	}
+	anthropicError struct {
+		Type  string    `json:"type"`
+		Error errorBody `json:"error"`
+	}
+	errorBody struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}
+)
+
+func errorOf(status int, code, message string) errorBody {
 	kind := "invalid_request_error"
 	switch {
 	case status == http.StatusTooManyRequests:
@@ -122,16 +144,12 @@ func writeError(w http.ResponseWriter, status int, code, message string) {
 	case status >= 500:
 		kind = "server_error"
 	}
-	var body struct {
-		Error struct {
-			Message string  `json:"message"`
-			Type    string  `json:"type"`
-			Param   *string `json:"param"`
-			Code    string  `json:"code"`
-		} `json:"error"`
-	}
-	body.Error.Message, body.Error.Type, body.Error.Code = message, kind, code
-	writeJSON(w, status, body)
+	return errorBody{Message: message, Type: kind, Code: code}
+}
+
+// writeError writes an error in the shape of the OpenAI API.
+func writeError(w http.ResponseWriter, status int, code, message string) {
+	writeJSON(w, status, apiError{errorOf(status, code, message)})
 }
 
 // writeJSON answers with v, as it is to be read by people too.
