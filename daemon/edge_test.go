@@ -163,6 +163,7 @@ func TestErrorOfMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
 		c := newCluster(t, 1, s.engineOf)
+		time.Sleep(time.Second) // until the engine has listed its models, it may serve any
 		r := c.send("n1", "/v1/messages", `{"model":"nope","messages":[]}`, nil)
 		if r.status != 404 || code(t, r) != "model_not_found" || !strings.HasPrefix(string(r.body), `{"type":"error","error":{`) {
 			t.Errorf("%d %s", r.status, r.body)
