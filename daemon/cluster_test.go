@@ -53,7 +53,6 @@ func newCluster(t *testing.T, size int, engineOf func(name string) http.RoundTri
 		name := fmt.Sprintf("n%d", i+1)
 		c.start(name, engineOf(name), change...)
 	}
-	c.settle()
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		c.mu.Lock()
@@ -64,6 +63,7 @@ func newCluster(t *testing.T, size int, engineOf func(name string) http.RoundTri
 		}
 		time.Sleep(time.Minute) // virtual: memberlist's own goroutines end after a probe
 	})
+	c.settle()
 	return c
 }
 
@@ -128,13 +128,13 @@ func (c *cluster) settle() {
 	for range 200 {
 		settled := true
 		for _, d := range c.nodes {
-			alive := 0
+			heard := 0
 			for _, p := range d.Status().Peers {
-				if p.State == string(node.Alive) {
-					alive++
+				if p.State == string(node.Alive) || p.State == string(node.Down) { // down is heard too
+					heard++
 				}
 			}
-			settled = settled && alive == len(c.nodes)-1
+			settled = settled && heard == len(c.nodes)-1
 		}
 		if settled {
 			return
