@@ -22,10 +22,11 @@ const module = "github.com/hearsay-project/hearsay/"
 var layers = map[string][]string{
 	"prefix":          {},
 	"route":           {},
+	"estimate":        {},
 	"tokens":          {},
 	"gossip":          {"prefix"},
 	"dialect":         {"prefix"},
-	"node":            {"prefix", "route", "gossip"},
+	"node":            {"prefix", "estimate", "route", "gossip"},
 	"emulate":         {"prefix"},
 	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
 	"engine":          {},
@@ -44,7 +45,7 @@ var layers = map[string][]string{
 
 // pure packages are told the time and their chance: they read no clock, start
 // no goroutine and touch nothing outside their memory.
-var pure = []string{"prefix", "route", "gossip", "dialect", "node", "emulate", "sim"}
+var pure = []string{"prefix", "estimate", "route", "gossip", "dialect", "node", "emulate", "sim"}
 
 var (
 	impure    = []string{"net", "os", "sync", "sync/atomic", "context", "log/slog", "math/rand"}

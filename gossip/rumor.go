@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 	"unicode/utf8"
 
@@ -23,7 +24,22 @@ type Rumor struct {
 	Tokens  int           // tokens cached
 	Down    bool          // its engine cannot serve, or it is leaving: it wants no forwards until it says otherwise
 	Models  []string      // that its engine serves; none while it has not told
+	Load    Load
 	Tree    *prefix.Snapshot
+
+	// Computing are blocks of prompts whose prefill is under way, beyond Tree and
+	// from the head of each prompt on: whoever wants them had better wait for them.
+	Computing []prefix.Hash
+}
+
+// A Load is how soon and how fast the author's engine would serve one request
+// more, which is what others need to price it.
+type Load struct {
+	Backlog  time.Duration // until the prefill of a request that came now would begin
+	Base     time.Duration // of a time to first token, whatever is cached
+	PerToken time.Duration // of each prompt token that is not cached; 0 while its speed is not known
+	Busy     float64       // share of its time spent in prefill, 0 to 1
+	Toll     float64       // requests a second that come while it is busy, over the share of time that it is not
 }
 
 // What a rumor may say. A decoder refuses more; an encoder says no more.
@@ -34,20 +50,26 @@ const (
 	MaxTokens   = 1 << 40
 	MaxModels   = 512
 	MaxModel    = 256 // bytes of a model's name
+
+	MaxComputing = 4096
+	MaxToll      = 1e6
 )
 
 // MaxRumorBytes is the size of the largest rumor.
-const MaxRumorBytes = 1 + 9*binary.MaxVarintLen64 + MaxName + MaxModels*(2+MaxModel) + prefix.MaxSnapshotBytes
+const MaxRumorBytes = 1 + 15*binary.MaxVarintLen64 + MaxName + MaxModels*(2+MaxModel) + 8*MaxComputing + prefix.MaxSnapshotBytes
 
-const rumorFormat = 2
+const rumorFormat = 3
 
 // AppendBinary appends the rumor's encoding to b:
 //
-//	byte               2, the format
+//	byte               3, the format
 //	uvarint, bytes     the author's name behind its length
 //	uvarints           Life, Version, Every in ns, Queue, Pause in ns, Tokens, Down as 0 or 1
 //	uvarint            the number of Models, and of each
 //	uvarint, bytes     its name behind its length
+//	uvarints           Load: Backlog, Base and PerToken in ns, Busy and Toll in thousandths
+//	uvarint            the number of Computing, and of each
+//	8 bytes            its hash, little-endian
 //	the rest           Tree, as prefix.Snapshot encodes it
 //
 // A quantity above its limit is sent as the limit; a model whose name is too long,
@@ -70,7 +92,30 @@ func (r Rumor) AppendHead(b []byte) []byte {
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return appendModels(b, r.Models)
+	b = appendModels(b, r.Models)
+	for _, v := range []uint64{
+		uint64(max(0, min(r.Load.Backlog, MaxInterval))),
+		uint64(max(0, min(r.Load.Base, MaxInterval))),
+		uint64(max(0, min(r.Load.PerToken, MaxInterval))),
+		thousandths(r.Load.Busy, 1),
+		thousandths(r.Load.Toll, MaxToll),
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	computing := r.Computing[:min(len(r.Computing), MaxComputing)]
+	b = binary.AppendUvarint(b, uint64(len(computing)))
+	for _, h := range computing {
+		b = binary.LittleEndian.AppendUint64(b, uint64(h))
+	}
+	return b
+}
+
+// thousandths is v, 0 to limit, in fixed point.
+func thousandths(v, limit float64) uint64 {
+	if !(v > 0) { // nor is it a number
+		return 0
+	}
+	return uint64(math.Round(min(v, limit) * 1000))
 }
 
 func bit(set bool) uint64 {
@@ -120,6 +165,14 @@ func DecodeRumor(b []byte) (Rumor, error) {
 			break
 		}
 	}
+	r.Load = Load{
+		Backlog:  time.Duration(in.uvarint(uint64(MaxInterval))),
+		Base:     time.Duration(in.uvarint(uint64(MaxInterval))),
+		PerToken: time.Duration(in.uvarint(uint64(MaxInterval))),
+		Busy:     float64(in.uvarint(1000)) / 1000,
+		Toll:     float64(in.uvarint(1000*MaxToll)) / 1000,
+	}
+	r.Computing = in.hashes(MaxComputing)
 	if in.bad {
 		return Rumor{}, errors.New("rumor: a field is cut short or beyond its limit")
 	}
@@ -156,4 +209,18 @@ func (r *reader) name(most int) string {
 	name := string(r.b[:n])
 	r.b = r.b[n:]
 	return name
+}
+
+func (r *reader) hashes(most int) []prefix.Hash {
+	n := int(r.uvarint(uint64(most)))
+	if r.bad || 8*n > len(r.b) {
+		r.bad = true
+		return nil
+	}
+	var hashes []prefix.Hash
+	for i := range n {
+		hashes = append(hashes, prefix.Hash(binary.LittleEndian.Uint64(r.b[8*i:])))
+	}
+	r.b = r.b[8*n:]
+	return hashes
 }

@@ -53,7 +53,15 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 			Tokens:  rapid.IntRange(0, gossip.MaxTokens).Draw(t, "tokens"),
 			Down:    rapid.Bool().Draw(t, "down"),
 			Models:  rapid.SliceOfN(rapid.StringN(1, -1, gossip.MaxModel), 0, 4).Draw(t, "models"),
-			Tree:    treeOf(rapid.SliceOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1)).Draw(t, "tree")...),
+			Load: gossip.Load{
+				Backlog:  time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "backlog")),
+				Base:     time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "base")),
+				PerToken: time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "per token")),
+				Busy:     float64(rapid.IntRange(0, 1000).Draw(t, "busy")) / 1000,
+				Toll:     float64(rapid.IntRange(0, 1000*gossip.MaxToll).Draw(t, "toll")) / 1000,
+			},
+			Computing: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) prefix.Hash { return prefix.Hash(rapid.Uint64().Draw(t, "hash")) }), 1, 9).Draw(t, "computing"),
+			Tree:      treeOf(rapid.SliceOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1)).Draw(t, "tree")...),
 		}
 		got, err := gossip.DecodeRumor(r.AppendBinary(nil))
 		if err != nil {
@@ -81,9 +89,13 @@ func TestRumorBytesAreFixed(t *testing.T) {
 	r := gossip.Rumor{
 		Author: "n1", Life: 300, Version: 7, Every: 200, Queue: 2, Pause: 5,
 		Tokens: tree.Tokens(), Down: true, Models: []string{"m", "m-2"}, Tree: tree.Snapshot(),
+		Load:      gossip.Load{Backlog: 9, Base: 10, PerToken: 11, Busy: 0.25, Toll: 1.5},
+		Computing: []prefix.Hash{6},
 	}
-	const want = "02" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
+	const want = "03" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
 		"01" + "02" + "016d" + "036d2d32" + // down; m and m-2
+		"09" + "0a" + "0b" + "fa01" + "dc0b" + // backlog, base, per token; busy and toll in thousandths
+		"01" + "0600000000000000" + // one block computing
 		"05" + "0000000202" + // 1; 2 below it; 3 below 2; 4 beside 2; 5 beside 1
 		"0100000000000000" + "0200000000000000" + "0300000000000000" + "0400000000000000" + "0500000000000000"
 	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != want {
@@ -113,13 +125,13 @@ func TestDecodeRumorRefuses(t *testing.T) {
 	const field = "rumor: a field is cut short or beyond its limit"
 	for _, test := range []struct{ name, data, want string }{
 		{"nothing", "", "rumor: empty"},
-		{"another format", "\x01" + good[1:], "rumor: format 1, this node reads 2: run one version on all nodes"},
-		{"no author", "\x02\x00\x01\x01\x01\x00\x00\x00\x00\x00", field},
-		{"author too long", "\x02\x81\x01" + strings.Repeat("a", 129) + good[3:], field},
-		{"author not UTF-8", "\x02\x01\xff" + good[3:], field},
-		{"author cut short", "\x02\x09abc", field},
-		{"interval too long", "\x02\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
-		{"no tree", good[:12], "rumor of a: snapshot: no block count"},
+		{"another format", "\x01" + good[1:], "rumor: format 1, this node reads 3: run one version on all nodes"},
+		{"no author", "\x03\x00\x01\x01\x01\x00\x00\x00\x00\x00", field},
+		{"author too long", "\x03\x81\x01" + strings.Repeat("a", 129) + good[3:], field},
+		{"author not UTF-8", "\x03\x01\xff" + good[3:], field},
+		{"author cut short", "\x03\x09abc", field},
+		{"interval too long", "\x03\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
+		{"no tree", good[:18], "rumor of a: snapshot: no block count"},
 		{"tree cut short", good[:len(good)-1], "rumor of a: snapshot: 2 blocks in 17 bytes"},
 		{"more than a tree", good + "!", "rumor of a: snapshot: 1 bytes left over"},
 	} {

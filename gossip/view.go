@@ -66,6 +66,7 @@ type peer struct {
 	tokens      int
 	down        bool
 	models      []string
+	load        Load
 	tree        *prefix.Snapshot
 	credits     map[prefix.Hash]struct{} // not in tree; tree and credits together are prefix-closed
 
@@ -91,6 +92,7 @@ type Peer struct {
 	Credits     int      // blocks credited since
 	Failures    int      // in a row
 	Models      []string // it serves; the view's own, none while it has not told
+	Load        Load     // as its last rumor said
 }
 
 // Usable reports whether requests may be sent to the peer: it is neither
@@ -135,8 +137,10 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	p.life, p.version = r.Life, r.Version
 	p.heard, p.every, p.unheard = now, r.Every, false
 	p.queue, p.tokens, p.down, p.models = r.Queue, r.Tokens, r.Down, r.Models
+	p.load = r.Load
 	p.pausedUntil = now.Add(max(0, r.Pause))
 	p.tree, p.credits = r.Tree, nil
+	v.credit(p, r.Computing)
 	return true
 }
 
@@ -145,11 +149,13 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 // is refused rather than older credits dropped: those are about to be replaced,
 // and a set that loses heads of chains is no longer prefix-closed.
 func (v *View) Credit(now time.Time, peer string, c prefix.Chain) {
-	p := v.byName[peer]
-	if p == nil {
-		return
+	if p := v.byName[peer]; p != nil {
+		v.credit(p, c[p.tree.Match(c):])
 	}
-	for _, h := range c[p.tree.Match(c):] {
+}
+
+func (v *View) credit(p *peer, beyond []prefix.Hash) {
+	for _, h := range beyond {
 		if _, ok := p.credits[h]; ok {
 			continue
 		}
@@ -281,7 +287,7 @@ func (v *View) look(now time.Time, p *peer) Peer {
 		Suspected: v.suspected(now, p), Doubted: p.doubted(now),
 		PausedUntil: p.pausedUntil, Queue: p.queue,
 		Blocks: p.tree.Len(), Tokens: p.tokens, Credits: len(p.credits),
-		Failures: p.failures, Down: p.down, Models: p.models,
+		Failures: p.failures, Down: p.down, Models: p.models, Load: p.load,
 	}
 }
 
