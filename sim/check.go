@@ -170,7 +170,7 @@ func (k *checker) atEnd() {
 		return
 	}
 	for _, peer := range c.members {
-		if !peer.up {
+		if !peer.up || peer.stuck != nil {
 			continue
 		}
 		tree := peer.Speak(c.now).Tree

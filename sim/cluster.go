@@ -47,6 +47,7 @@ type member struct {
 	side     int           // of a partition; nodes of one side reach each other
 	wake     time.Duration // when the engine is due next; 0 when no event is queued
 	linkFree time.Duration // until when its link is taken by transfers
+	stuck    *spoken       // what it tells for ever, if anything
 	calls    map[int]*call // that came to it and are open
 	jobs     map[uint64]*attempt
 }

@@ -29,6 +29,10 @@ func (c *cluster) befall() {
 			m.side = c.cuts
 		case Slow:
 			m.engine.Slow(f.Factor)
+		case Stuck:
+			if m.up {
+				m.stuck = c.utter(m)
+			}
 		}
 	}
 }
@@ -38,7 +42,7 @@ func (c *cluster) crash(m *member) {
 	if !m.up {
 		return
 	}
-	m.up, m.wake, m.linkFree = false, 0, 0
+	m.up, m.wake, m.linkFree, m.stuck = false, 0, 0, nil
 	m.engine.Restart()
 	for _, id := range sorted(m.jobs) {
 		if a := m.jobs[id]; a.call.origin != m.index {

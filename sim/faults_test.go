@@ -138,6 +138,28 @@ func TestClientsWaitForANode(t *testing.T) {
 	}
 }
 
+// Rumors that are stuck tell of what a node held then, and of nothing since; their
+// author lives, and a restart frees it.
+func TestStuckRumors(t *testing.T) {
+	old, late, last := numbered(1, 0, 10), numbered(2, 0, 10), numbered(3, 0, 10)
+	ask := func(s int, c prefix.Chain) Request {
+		return Request{Chain: c, Tokens: 160, At: time.Duration(s) * time.Second}
+	}
+	records, r := record(t, Config{
+		Nodes: 2, Policy: "longest", Profile: paper(t),
+		entry:  func(i int) int { return []int{1, 1, 0, 0, 1, 0}[i] },
+		Faults: []Fault{{At: 5 * time.Second, Kind: Stuck, Nodes: []int{1}}, {At: 40 * time.Second, Kind: Restart, Nodes: []int{1}}},
+	}, ask(0, old), ask(10, late), ask(20, late), ask(30, old), ask(50, last), ask(60, last))
+	for i, want := range []struct{ node, expected int }{{1, 0}, {1, 0}, {0, 0}, {1, 160}, {1, 0}, {1, 160}} {
+		if got := records[i]; got.Node != want.node || got.Expected != want.expected {
+			t.Errorf("request %d is served by n%d for %d tokens, want n%d for %d", i, got.Node+1, got.Expected, want.node+1, want.expected)
+		}
+	}
+	if r.Befallen != 2 {
+		t.Errorf("%d faults befell", r.Befallen)
+	}
+}
+
 // Faults that lie beyond the last answer do not befall, and the result says so.
 func TestFaultsBeyondTheEnd(t *testing.T) {
 	_, r := record(t, Config{Nodes: 2, Profile: paper(t), Policy: "local", Faults: []Fault{{At: time.Millisecond, Kind: Slow, Nodes: []int{0}, Factor: 2}, {At: time.Hour, Kind: Heal}}}, Request{Tokens: 16})

@@ -93,6 +93,11 @@ func (c *cluster) hear(e *event) {
 // utter makes a rumor and counts the bytes that its encoding would have.
 func (c *cluster) utter(m *member) *spoken {
 	r := &spoken{Rumor: m.Speak(c.now), author: m}
+	if m.stuck != nil {
+		version := r.Version
+		*r = *m.stuck
+		r.Version = version
+	}
 	head := r.Rumor
 	head.Tree = nil
 	c.encoded = head.AppendBinary(c.encoded[:0])

@@ -138,6 +138,7 @@ type Fault struct {
 	Factor float64 // of Slow, MinSlow to MaxSlow; 1 is normal again
 }
 
+	Stuck     Kind = "stuck"     // rumors go on to tell what they would have told then, until a restart
 // A Record is what became of one request.
 type Record struct {
 	Index     int // in the sequence of requests
@@ -184,6 +185,7 @@ type Result struct {
 
 // Validate reports every problem of the configuration at once.
 func (c Config) Validate() error {
+	Warmed       int64         // prompt tokens that engines computed for no client
 	var problems []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -217,7 +219,7 @@ func (c Config) Validate() error {
 	check(c.Arrival.Clients == 0 || c.Arrival.Rate == 0, "arrival: clients and a rate exclude each other; give one")
 	check(c.Entry >= RoundRobin && c.Entry <= First, "entry %d is none", int(c.Entry))
 	for i, f := range c.Faults {
-		check(f.Kind == Crash || f.Kind == Restart || f.Kind == Partition || f.Kind == Heal || f.Kind == Slow, "fault %d: unknown kind %q", i, f.Kind)
+		check(f.Kind == Crash || f.Kind == Restart || f.Kind == Partition || f.Kind == Heal || f.Kind == Slow || f.Kind == Stuck, "fault %d: unknown kind %q", i, f.Kind)
 		check(i == 0 || f.At >= c.Faults[i-1].At, "fault %d comes before the one before it; sort them by time", i)
 		check(f.Kind != Slow || f.Factor >= MinSlow && f.Factor <= MaxSlow, "fault %d: slow by %v; choose %v to %v", i, f.Factor, MinSlow, MaxSlow)
 		for _, k := range f.Nodes {

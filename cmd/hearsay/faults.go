@@ -63,12 +63,12 @@ func parseFault(text string, nodes int) (f sim.Fault, err error) {
 		if err != nil || !(f.Factor >= sim.MinSlow && f.Factor <= sim.MaxSlow) {
 			return f, fmt.Errorf("%q is no factor from x%v to x%v; write x4 for four times as long, x1 for normal again", rest[1], sim.MinSlow, sim.MaxSlow)
 		}
-	case sim.Crash, sim.Restart, sim.Partition:
+	case sim.Crash, sim.Restart, sim.Partition, sim.Stuck:
 		if len(rest) != 1 {
 			return f, errors.New("name the nodes once, as 2 or 1,3-4")
 		}
 	default:
-		return f, fmt.Errorf("unknown kind %q; choose crash, restart, partition, heal or slow", f.Kind)
+		return f, fmt.Errorf("unknown kind %q; choose crash, restart, partition, heal, slow or stuck", f.Kind)
 	}
 	f.Nodes, err = parseNodes(rest[0], nodes)
 	return f, err
@@ -101,10 +101,11 @@ type faultState struct {
 	down   []bool
 	side   []int // of a partition, by the lowest node on it
 	factor []float64
+	stuck  []bool
 }
 
 func newFaultState(nodes int) *faultState {
-	return &faultState{make([]bool, nodes), make([]int, nodes), slices.Repeat([]float64{1}, nodes)}
+	return &faultState{make([]bool, nodes), make([]int, nodes), slices.Repeat([]float64{1}, nodes), make([]bool, nodes)}
 }
 
 // befall applies f, or says why it can do nothing. A restart always does: a live
@@ -116,11 +117,11 @@ func (s *faultState) befall(f sim.Fault) error {
 			if s.down[i] {
 				return fmt.Errorf("node %d is down by then; restart it before, or leave it out", i+1)
 			}
-			s.down[i] = true
+			s.down[i], s.stuck[i] = true, false
 		}
 	case sim.Restart:
 		for _, i := range f.Nodes {
-			s.down[i] = false
+			s.down[i], s.stuck[i] = false, false
 		}
 	case sim.Partition:
 		before := slices.Clone(s.side)
@@ -136,6 +137,13 @@ func (s *faultState) befall(f sim.Fault) error {
 			return errors.New("no partition is there to end by then; put one before it, or leave it out")
 		}
 		clear(s.side)
+	case sim.Stuck:
+		for _, i := range f.Nodes {
+			if s.down[i] || s.stuck[i] {
+				return fmt.Errorf("node %d is down or stuck by then; restart it before, or leave it out", i+1)
+			}
+			s.stuck[i] = true
+		}
 	case sim.Slow:
 		changed := false
 		for _, i := range f.Nodes {

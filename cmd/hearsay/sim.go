@@ -77,7 +77,8 @@ func simRunCommand() *cobra.Command {
 			"    - {name: asia, nodes: 1}\n" +
 			"A file for --matrix has a line for each node with its delay to each node: 1.5ms, or milliseconds.\n\n" +
 			"A --fault is a time, a kind, nodes by number from 1: \"10s crash 2\", \"1m restart 2\", \"30s partition 1,3-4\",\n" +
-			"\"90s heal\" (ends all partitions), \"10s slow 2 x4\" (engines take four times as long; x1 is normal again).\n" +
+			"\"90s heal\" (ends all partitions), \"10s slow 2 x4\" (engines take four times as long; x1 is normal again),\n" +
+			"\"10s stuck 2\" (rumors go on to tell what they told then, until a restart).\n" +
 			"A restart of a node that lives is the death of its process, its cache and its requests, and a new one at once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
