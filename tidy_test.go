@@ -33,14 +33,15 @@ var layers = map[string][]string{
 	"engine/openai":   {"dialect"},
 	"engine/builtin":  {"engine/openai"},
 	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/openai"},
-	"mesh":            {"gossip"},
+	"mesh":            {"gossip", "mesh/cert"},
+	"mesh/cert":       {},
 	"mesh/memnet":     {},
 	"report":          {},
 	"workload":        {"prefix", "tokens"},
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
 	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "mesh"},
 	"cases":           {},
-	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "workload", "daemon"},
+	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "mesh/cert", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start
