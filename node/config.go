@@ -26,7 +26,10 @@ type Config struct {
 	// CapacityTokens is how many tokens the engine can cache; 0 while it is not
 	// known, when MaxBlocks alone bounds the tree and the tree promises too much.
 	CapacityTokens int
-	MaxBlocks      int // of the tree, and so of a rumor (9 bytes each); 131072, 8 MiB of text
+	// LearnCapacity lets the node correct that by what its engine finds cached. It
+	// is for an engine of which nothing better tells.
+	LearnCapacity bool
+	MaxBlocks     int // of the tree, and so of a rumor (9 bytes each); 131072, 8 MiB of text
 
 	// QueueThreshold is how many requests may be here, running or waiting, before
 	// peers are asked to pause; 8. A batching engine runs about that many with

@@ -30,6 +30,7 @@ type Node struct {
 	tree   *prefix.Tree
 	view   *gossip.View
 	models rates
+	gauge  gauge // of the engine's cache, where Config.LearnCapacity
 
 	version     uint64   // of the last rumor spoken
 	serving     []string // models, by the engine's word
@@ -55,6 +56,7 @@ func New(cfg Config) *Node {
 		tree:   prefix.NewTree(capacity(cfg.CapacityTokens), cfg.MaxBlocks),
 		view:   gossip.NewView(gossip.Config{Self: cfg.Name, SuspectAfter: cfg.SuspectAfter}),
 		models: rates{preset: cfg.BytesPerToken},
+		gauge:  newGauge(cfg.CapacityTokens, cfg.MaxBlocks),
 	}
 }
 
@@ -156,10 +158,12 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 		n.view.Credit(now, by, chain)
 	} else {
 		n.here.add(promised, out)
+		tokens := n.tokensOf(req, chain, out)
+		n.measure(req, out, chain, tokens)
 		if keep, short := shortfall(req, out); short {
 			n.tree.Prune(req.Chain, keep)
 		}
-		n.tree.Insert(chain, n.tokensOf(req, chain, out))
+		n.tree.Insert(chain, tokens)
 	}
 	if out.Known {
 		n.models.learn(req.Model, req.Bytes, out.PromptTokens)
@@ -215,13 +219,18 @@ func (n *Node) Queued(now time.Time, depth int) {
 
 // Cleared records that the engine has lost its whole cache: it restarted, or was
 // told to drop it.
-func (n *Node) Cleared() { n.tree.Clear() }
+func (n *Node) Cleared() {
+	n.tree.Clear()
+	n.gauge.forget()
+}
 
 // SetCapacity tells how many tokens the engine can cache, 0 when it is not known.
-// What no longer fits leaves the tree at once.
+// What no longer fits leaves the tree at once. To be told the same again changes
+// nothing of what has been learnt since.
 func (n *Node) SetCapacity(tokens int) {
 	n.cfg.CapacityTokens = max(tokens, 0)
-	n.tree.SetMaxTokens(capacity(tokens))
+	n.gauge.tell(n.cfg.CapacityTokens)
+	n.tree.SetMaxTokens(capacity(n.gauge.tokens))
 }
 
 // Speak returns the rumor that all peers are to hear, every Poll (sendTrie). Each

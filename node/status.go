@@ -16,7 +16,9 @@ type Status struct {
 	Models         []string // that the engine has listed
 	TreeBlocks     int
 	TreeTokens     int
-	CapacityTokens int                // 0 when not known
+	CapacityTokens int                // as told; 0 when not known
+	CapacityLearnt int                // as believed, 0 when nothing speaks for a limit; where Config.LearnCapacity
+	Losses         int                // times that the engine was found to have lost its cache
 	BytesPerToken  map[string]float64 // by model, as learnt
 	Here           Totals             // of requests that this node has served
 	There          Totals             // of requests that peers have served for it
@@ -80,6 +82,7 @@ func (n *Node) Status(now time.Time) Status {
 		Queue: n.queue, PausedFor: n.pause(now), Pauses: n.pauses,
 		Down: n.down, Models: n.serving,
 		TreeBlocks: n.tree.Len(), TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
+		CapacityLearnt: n.gauge.tokens, Losses: n.gauge.losses,
 		BytesPerToken: map[string]float64{},
 		Here:          n.here, There: n.there, NameClashes: n.clashes,
 	}

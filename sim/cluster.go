@@ -88,7 +88,7 @@ func (c *cluster) start(m *member) {
 		Name: m.name, Life: uint64(c.now.UnixNano()) + m.life, // no two in one nanosecond
 		Policy: c.mode.policy(), Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(m.index)<<32+m.life+1)),
 		Poll: c.cfg.Poll, PauseFor: min(2*c.cfg.Poll, gossip.MaxInterval),
-		CapacityTokens: c.cfg.TreeTokens,
+		CapacityTokens: c.cfg.TreeTokens, LearnCapacity: c.cfg.Feedback == Learn,
 		MaxBlocks:      maxBlocks(c.cfg),
 		QueueThreshold: c.cfg.QueueThreshold,
 		// A block of the node is so many bytes of text, one here so many tokens:
@@ -116,6 +116,9 @@ func (c *cluster) start(m *member) {
 
 // maxBlocks is how many blocks a tree may hold, as far as a tree goes.
 func maxBlocks(cfg Config) int {
+	if cfg.Feedback == Learn {
+		return prefix.MaxBlocks
+	}
 	return max(1, min(cfg.TreeTokens/cfg.BlockTokens, prefix.MaxBlocks))
 }
 

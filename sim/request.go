@@ -232,7 +232,7 @@ func (c *cluster) stepEngine(m *member) {
 func (c *cluster) outcome(a *attempt, promised int) node.Outcome {
 	k := a.call
 	return node.Outcome{
-		Known: true, PromptTokens: k.Tokens, CachedTokens: a.cached, Promised: promised,
+		Known: c.cfg.Feedback != Deaf, PromptTokens: k.Tokens, CachedTokens: a.cached, Promised: promised,
 		Chain: k.Chain, Tokens: len(k.Chain) * c.cfg.BlockTokens,
 	}
 }

@@ -45,6 +45,7 @@ type Config struct {
 	BlockTokens    int             // 1 to emulate.MaxBlockTokens; 16
 	CapacityTokens int             // of every cache; 0 takes the profile's
 	TreeTokens     int             // of every node's tree; 0 takes CapacityTokens, less is a router that knows less than its engine holds
+	Feedback       Feedback        // what nodes make of what their engines report
 
 	Poll           time.Duration // between two rumors of a node; 500ms
 	QueueThreshold int           // of push-back; the node's default
@@ -65,6 +66,15 @@ type Config struct {
 
 	entry func(index int) int // a script's word on where requests come in; nil leaves it to Entry
 }
+
+// Feedback says what a node makes of the cached tokens that its engine reports.
+type Feedback uint8
+
+const (
+	Prune Feedback = iota // a hit below what was promised prunes the tree
+	Deaf                  // nothing is reported
+	Learn                 // as Prune, and TreeTokens is corrected (node.Config.LearnCapacity)
+)
 
 // Bounds of a Config.
 const (
@@ -128,6 +138,7 @@ const (
 	Partition Kind = "partition" // the nodes are cut off from all others
 	Heal      Kind = "heal"      // ends all partitions
 	Slow      Kind = "slow"      // engines take Factor times as long, also after a restart
+	Stuck     Kind = "stuck"     // rumors go on to tell what they would have told then, until a restart
 )
 
 // A Fault befalls nodes at a time.
@@ -138,7 +149,6 @@ type Fault struct {
 	Factor float64 // of Slow, MinSlow to MaxSlow; 1 is normal again
 }
 
-	Stuck     Kind = "stuck"     // rumors go on to tell what they would have told then, until a restart
 // A Record is what became of one request.
 type Record struct {
 	Index     int // in the sequence of requests
@@ -175,6 +185,7 @@ type Result struct {
 
 	RumorBytes   int64         // sent, each copy to each peer counted
 	RumorRate    float64       // bytes a second sent by one node, on average
+	Warmed       int64         // prompt tokens that engines computed for no client
 	FetchedBytes int64         // KV caches and trees fetched by request that came
 	Unfetched    int           // of them, how many were given up
 	Befallen     int           // of Config.Faults, how many came before the end
@@ -185,7 +196,6 @@ type Result struct {
 
 // Validate reports every problem of the configuration at once.
 func (c Config) Validate() error {
-	Warmed       int64         // prompt tokens that engines computed for no client
 	var problems []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
