@@ -25,7 +25,8 @@ type Rumor struct {
 	Down    bool          // its engine cannot serve, or it is leaving: it wants no forwards until it says otherwise
 	Models  []string      // that its engine serves; none while it has not told
 	Load    Load
-	Tree    *prefix.Snapshot
+	Tree    *prefix.Snapshot // nil where only Change came
+	Change  *Change          // nil where Tree is all there is to know
 
 	// Computing are blocks of prompts whose prefill is under way, beyond Tree and
 	// from the head of each prompt on: whoever wants them had better wait for them.
@@ -40,6 +41,17 @@ type Load struct {
 	PerToken time.Duration // of each prompt token that is not cached; 0 while its speed is not known
 	Busy     float64       // share of its time spent in prefill, 0 to 1
 	Toll     float64       // requests a second that come while it is busy, over the share of time that it is not
+}
+
+// A Change is what has become of the author's tree since an earlier version: the
+// blocks that came or went meanwhile, at whatever moment and however often, as they
+// stand now. So it holds for whoever has that version or any later one.
+type Change struct {
+	Since  uint64        // the version, of the same life
+	Gone   []prefix.Hash // not in the tree; in ascending order, as Come
+	Come   []prefix.Hash // in the tree
+	Blocks int           // of the tree, with the change
+	Digest prefix.Digest // of the tree, with the change
 }
 
 // What a rumor may say. A decoder refuses more; an encoder says no more.

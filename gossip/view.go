@@ -53,6 +53,9 @@ type View struct {
 	cfg    Config
 	peers  []*peer // by name
 	byName map[string]*peer
+	index  *index  // of merged trees and of credits, by ids
+	ids    []bool  // those in use
+	depths []int32 // by id, Matches' scratch
 }
 
 type peer struct {
@@ -67,8 +70,7 @@ type peer struct {
 	down        bool
 	models      []string
 	load        Load
-	tree        *prefix.Snapshot
-	credits     map[prefix.Hash]struct{} // not in tree; tree and credits together are prefix-closed
+	told        told
 
 	failures   int       // in a row
 	doubtUntil time.Time // meaningful while failures > 0
@@ -87,7 +89,8 @@ type Peer struct {
 	Down        bool // says that it cannot serve
 	PausedUntil time.Time
 	Queue       int
-	Blocks      int // of the tree it last told
+	Told        uint64 // the version of its tree that is held: Version, or behind it when a change was missed; 0: none
+	Blocks      int    // of that tree
 	Tokens      int
 	Credits     int      // blocks credited since
 	Failures    int      // in a row
@@ -109,7 +112,7 @@ func NewView(cfg Config) *View {
 	set(&cfg.SuspectAfter, defaultSuspectAfter)
 	set(&cfg.CreditsMax, defaultCreditsMax)
 	set(&cfg.PeersMax, defaultPeersMax)
-	return &View{cfg: cfg, byName: map[string]*peer{}}
+	return &View{cfg: cfg, byName: map[string]*peer{}, index: newIndex()}
 }
 
 // Hear applies a rumor that came at now and reports whether it did. It does so
@@ -133,14 +136,16 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	}
 	if r.Life > p.life {
 		p.failures = 0
+		v.forgetTold(p)
 	}
 	p.life, p.version = r.Life, r.Version
 	p.heard, p.every, p.unheard = now, r.Every, false
 	p.queue, p.tokens, p.down, p.models = r.Queue, r.Tokens, r.Down, r.Models
 	p.load = r.Load
 	p.pausedUntil = now.Add(max(0, r.Pause))
-	p.tree, p.credits = r.Tree, nil
+	v.hearTree(p, r)
 	v.credit(p, r.Computing)
+	v.index.tidy()
 	return true
 }
 
@@ -150,22 +155,7 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 // and a set that loses heads of chains is no longer prefix-closed.
 func (v *View) Credit(now time.Time, peer string, c prefix.Chain) {
 	if p := v.byName[peer]; p != nil {
-		v.credit(p, c[p.tree.Match(c):])
-	}
-}
-
-func (v *View) credit(p *peer, beyond []prefix.Hash) {
-	for _, h := range beyond {
-		if _, ok := p.credits[h]; ok {
-			continue
-		}
-		if len(p.credits) >= v.cfg.CreditsMax {
-			return
-		}
-		if p.credits == nil {
-			p.credits = map[prefix.Hash]struct{}{}
-		}
-		p.credits[h] = struct{}{}
+		v.credit(p, c)
 	}
 }
 
@@ -194,6 +184,27 @@ func (v *View) Pause(peer string, until time.Time) {
 	}
 }
 
+// Uncredit drops all credits of a peer: what it was thought to be computing it may
+// not have computed. Its next rumor tells.
+func (v *View) Uncredit(peer string) {
+	if p := v.byName[peer]; p != nil {
+		v.uncredit(&p.told)
+	}
+}
+
+// Held reports whether any peer is believed to hold the prefix that h names.
+func (v *View) Held(h prefix.Hash) bool {
+	return v.index.at(h) != 0 || slices.ContainsFunc(v.peers, func(p *peer) bool { return p.told.tree.Has(h) })
+}
+
+// Load returns the load that peer last told, and whether it is known at all.
+func (v *View) Load(peer string) (Load, bool) {
+	if p := v.byName[peer]; p != nil {
+		return p.load, true
+	}
+	return Load{}, false
+}
+
 // Succeed records that peer answered a request: whatever failed before is over.
 func (v *View) Succeed(now time.Time, peer string) {
 	if p := v.byName[peer]; p != nil {
@@ -205,8 +216,11 @@ func (v *View) Succeed(now time.Time, peer string) {
 // rumor of it that is still under way makes it known again, and silence suspected.
 func (v *View) Forget(peer string) {
 	if i, ok := v.search(peer); ok {
+		p := v.peers[i]
 		v.peers = slices.Delete(v.peers, i, i+1)
 		delete(v.byName, peer)
+		v.forgetTold(p)
+		v.ids[p.told.id] = false
 	}
 }
 
@@ -214,7 +228,7 @@ func (v *View) Forget(peer string) {
 // last rumor and the credits since. Of an unknown peer it is 0.
 func (v *View) Match(peer string, c prefix.Chain) int {
 	if p := v.byName[peer]; p != nil {
-		return p.match(c)
+		return v.match(p, c)
 	}
 	return 0
 }
@@ -243,11 +257,22 @@ func (v *View) Peers(now time.Time) []Peer {
 
 // Matches yields each usable peer, by name, with the blocks of c that it is
 // believed to hold (getBestNode's PrefixMatch over all estimates). It allocates
-// nothing and costs some log2(len(c)) look-ups a peer.
+// nothing and costs look-ups in the number of different matches, not in that of
+// peers, and some log2(len(c)) more for each peer whose tree is not merged yet. Two
+// runs through it must not be under way at once.
 func (v *View) Matches(now time.Time, c prefix.Chain) iter.Seq2[Peer, int] {
 	return func(yield func(Peer, int) bool) {
+		v.index.matches(c, v.depths)
 		for _, p := range v.peers {
-			if b := v.look(now, p); b.Usable() && !yield(b, p.match(c)) {
+			b := v.look(now, p)
+			if !b.Usable() {
+				continue
+			}
+			match := int(v.depths[p.told.id])
+			if !p.told.merged {
+				match = v.match(p, c)
+			}
+			if !yield(b, match) {
 				return
 			}
 		}
@@ -270,7 +295,7 @@ func (v *View) admit(now time.Time, name string) *peer {
 		v.Forget(oldest.name)
 	}
 	i, _ := v.search(name)
-	p := &peer{name: name}
+	p := &peer{name: name, told: told{id: v.takeID()}}
 	v.peers = slices.Insert(v.peers, i, p)
 	v.byName[name] = p
 	return p
@@ -286,22 +311,11 @@ func (v *View) look(now time.Time, p *peer) Peer {
 		Heard: p.heard, Every: p.every,
 		Suspected: v.suspected(now, p), Doubted: p.doubted(now),
 		PausedUntil: p.pausedUntil, Queue: p.queue,
-		Blocks: p.tree.Len(), Tokens: p.tokens, Credits: len(p.credits),
+		Told: p.told.version, Blocks: p.told.blocks, Tokens: p.tokens, Credits: len(p.told.credits),
 		Failures: p.failures, Down: p.down, Models: p.models, Load: p.load,
 	}
 }
 
 func (p *peer) doubted(now time.Time) bool {
 	return p.failures > 0 && (p.unheard || now.Before(p.doubtUntil))
-}
-
-// match searches the union of tree and credits, which is prefix-closed as both are.
-func (p *peer) match(c prefix.Chain) int {
-	return c.Longest(func(h prefix.Hash) bool {
-		if p.tree.Has(h) {
-			return true
-		}
-		_, credited := p.credits[h]
-		return credited
-	})
 }

@@ -14,9 +14,10 @@ import (
 // Snapshots of one tree share the pages in which nothing changed between them, so
 // a new one costs what is new in it, and so does telling two apart.
 type Snapshot struct {
-	pages []*page
-	n     int
-	mul   uint64 // spreads the hashes
+	pages  []*page
+	n      int
+	mul    uint64 // spreads the hashes
+	digest Digest
 }
 
 // A page is a stretch of the table's slots. Small pages make a change cheap, since
@@ -34,6 +35,14 @@ func (s *Snapshot) Len() int {
 		return 0
 	}
 	return s.n
+}
+
+// Digest returns the digest of the blocks. It costs nothing.
+func (s *Snapshot) Digest() Digest {
+	if s == nil {
+		return 0
+	}
+	return s.digest
 }
 
 // Has reports whether the snapshot holds the prefix that h names.
@@ -113,7 +122,9 @@ type draft struct {
 // take returns what the draft holds now. The draft may change on.
 func (d *draft) take() *Snapshot {
 	d.shared = slices.Clone(d.pages)
-	return &Snapshot{pages: d.shared, n: d.n, mul: d.mul}
+	s := d.Snapshot
+	s.pages = d.shared
+	return &s
 }
 
 // put adds a block and reports whether it was not held. A table is at most two
@@ -130,6 +141,7 @@ func (d *draft) put(h, parent Hash) bool {
 	if !held {
 		d.set(i, h, parent)
 		d.n++
+		d.digest = d.digest.With(h)
 	}
 	return !held
 }
@@ -146,6 +158,7 @@ func (d *draft) drop(h Hash) {
 	}
 	d.set(hole, 0, 0)
 	d.n--
+	d.digest = d.digest.Without(h)
 }
 
 // way is how many slots lie from one to another, around the end.
