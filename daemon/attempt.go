@@ -113,9 +113,6 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 		d.authorize(out.Header)
 	} else {
 		out.Header.Set(hopHeader, d.cfg.Node.Name)
-		if v := q.http.Header.Get(resumeHeader); v != "" {
-			out.Header.Set(resumeHeader, v)
-		}
 		out.Header.Set(deadlineHeader, strconv.FormatInt(max(1, (time.Until(q.deadline)-deadlineMargin).Milliseconds()), 10))
 	}
 	return out, nil

@@ -9,8 +9,8 @@
 //
 // Three rules make every answer right whatever the peers' trees are thought to
 // hold: a request that came over a hop is served where it is; once a body byte has
-// gone to the client nothing is repeated, only gone on with where the bytes are the
-// same; serving here is always possible.
+// gone to the client the request is run again only to go on where the bytes were the
+// same so far; serving here is always possible.
 package daemon
 
 import (
@@ -49,7 +49,6 @@ type Config struct {
 	EngineKey   string            // sent to the engine in the place of a client's; none: the client's
 	Aliases     map[string]string // names for models of the engine
 	AnyModel    bool              // the engine serves whatever name it is asked for
-	Continues   bool              // the engine finishes a message of the assistant when told so (continue_final_message)
 
 	BodyMax          int64         // bytes of one request's body; default 32 MiB
 	BodiesMax        int64         // bytes of all requests that wait for an answer to begin, or whose answer could be resumed; default 512 MiB

@@ -19,8 +19,7 @@ const (
 	ownHeaders     = "Hearsay-"
 	hopHeader      = "Hearsay-Hop"             // on a forwarded request: the node that a client asked
 	deadlineHeader = "Hearsay-Deadline"        // on a forwarded request: milliseconds that its client's node still waits
-	resumeHeader   = "Hearsay-Resume"          // on a forwarded request: it asks for the rest of an answer
-	resumedHeader  = "Hearsay-Resumed"         // an answer's trailer: the nodes that gave the rest of it
+	resumedHeader  = "Hearsay-Resumed"         // an answer's trailer: the nodes that gave it again, when it had broken off
 	refusedHeader  = "Hearsay-Refused"         // on an answer to a peer: its node did not let the engine see the request, and why
 	nodeHeader     = "Hearsay-Node"            // on an answer: the node whose engine gave it
 	hopsHeader     = "Hearsay-Hops"            // on an answer: 0 or 1

@@ -54,7 +54,7 @@ func newMetrics(d *Daemon) *metrics {
 		}, []string{"node"}),
 		resumed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "hearsay_resumed_total",
-			Help: "Streams that broke off and whose rest was had from another node, byte for byte.",
+			Help: "Streams that broke off and that another node gave again, what the client had left out.",
 		}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "hearsay_panics_total",

@@ -21,7 +21,6 @@ var (
 	errNobody   = errors.New("no node that serves the model can be asked now")
 	errNotFound = errors.New("there is nothing here")
 	errPanic    = errors.New("this node failed at the request")
-	errNoResume = errors.New("this node's engine cannot go on from a text")
 )
 
 // An unreadableError is a body that is refused rather than passed on unread.
@@ -35,7 +34,6 @@ const (
 	codeClosed      = "shutting_down"
 	codeNoModel     = "model_not_found"
 	codeTooLarge    = "request_too_large"
-	codeNoResume    = "cannot_resume"
 	codeStuck       = "engine_stuck"
 	codeUnavailable = "engine_unavailable"
 )
@@ -76,8 +74,6 @@ func (d *Daemon) explain(err error, q *request) refusal {
 		return refusal{503, codeUnavailable, errNobody.Error() + "; try again later", true, true}
 	case errors.Is(err, errStuck):
 		return refusal{503, codeStuck, errStuck.Error() + "; try again later", true, true}
-	case errors.Is(err, errNoResume):
-		return refusal{409, codeNoResume, errNoResume.Error(), false, true}
 	case errors.Is(err, errPanic):
 		return refusal{500, "internal_error", errPanic.Error() + "; its log says where", false, false}
 	case errors.Is(err, errTimeout):

@@ -56,13 +56,11 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	w.WriteHeader(res.status)
 
 	p.scanner = dialect.NewScanner(q.endpoint, a.resp.Header.Get)
-	if d.mayResume(q) && res.status == http.StatusOK && p.scanner.Resumable() {
-		p.rewriter = new(dialect.Rewriter)
-	} else {
+	if p.joiner = d.joinerFor(q, a.resp); p.joiner == nil {
 		d.release(q)
 	}
 	upstream, client := p.pass()
-	for upstream != nil && q.http.Context().Err() == nil && p.resume(upstream) {
+	for upstream != nil && !p.scanner.Ended() && q.http.Context().Err() == nil && p.resume(upstream) {
 		upstream, client = p.pass()
 	}
 	switch left := q.http.Context().Err() != nil; {
@@ -83,11 +81,11 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 
 // A passage is the way of one answer's body to its client.
 type passage struct {
-	d        *Daemon
-	w        http.ResponseWriter
-	q        *request
-	scanner  *dialect.Scanner
-	rewriter *dialect.Rewriter // nil where the answer could not be resumed
+	d       *Daemon
+	w       http.ResponseWriter
+	q       *request
+	scanner *dialect.Scanner
+	joiner  *dialect.Joiner // nil where the answer cannot be resumed
 
 	from      node.Decision // who gives it now
 	answer    *answer
@@ -99,7 +97,8 @@ type passage struct {
 var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
 
 // pass copies the body to the client, flushing each piece as it comes, and to the
-// scanner. It returns which side failed, if one did.
+// scanner; through the joiner, where there is one. It returns which side failed, if
+// one did.
 func (p *passage) pass() (upstream, client error) {
 	control := http.NewResponseController(p.w)
 	buffer := pieces.Get().(*[pieceBytes]byte)
@@ -111,19 +110,21 @@ func (p *passage) pass() (upstream, client error) {
 	for {
 		n, err := a.body.Read(piece)
 		idle.Stop() // a slow client is not an idle engine
+		ended := errors.Is(err, io.EOF)
 		out := piece[:n]
-		if p.rewriter != nil {
-			if out = p.rewriter.Write(out); errors.Is(err, io.EOF) {
-				out = append(out, p.rewriter.Rest()...)
+		if p.joiner != nil {
+			var differs error
+			if out, differs = p.joiner.Next(out, ended); differs != nil {
+				return differs, nil
 			}
 		}
 		if client = p.send(control, out); client != nil {
 			return nil, client
 		}
-		if errors.Is(err, io.EOF) {
+		switch {
+		case ended:
 			return nil, nil
-		}
-		if err != nil {
+		case err != nil:
 			return err, nil
 		}
 		idle.Reset(p.d.cfg.IdleTimeout)

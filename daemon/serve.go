@@ -195,9 +195,6 @@ func (d *Daemon) name(q *request) error {
 		d.log.Debug("request without a readable prompt", "request_id", q.http.Header.Get(requestIDHeader), "err", err)
 		return nil
 	}
-	if p.Chat && q.http.Header.Get(resumeHeader) != "" && !d.cfg.Continues {
-		return errNoResume
-	}
 	q.read, q.named = p, true
 	q.route.Model = d.canonicalModel(p.Model)
 	if !q.endpoint.Generates() {

@@ -49,38 +49,39 @@ type Scanner struct {
 	skipping bool   // inside a line or body that is too long
 	afterCR  bool   // a line has just ended in CR: an LF is the same end
 
-	text      []byte
-	cut       bool // the text is not whole
-	usage     Usage
-	known     bool
-	generated int
-	guessed   bool
-	finished  bool // the engine gave a reason for the end
-	mixed     bool // there was more than the text of one choice
-	began     bool
-	ended     bool
+	text  []byte
+	cut   bool // the text is not whole
+	usage Usage
+	known bool
+	began bool
+	ended bool
 }
 
 // NewScanner returns a scanner for the answer to a request to e; header gives
 // the answer's headers by name, as http.Header.Get does.
 func NewScanner(e Endpoint, header func(name string) string) *Scanner {
-	s := &Scanner{dialect: e.Dialect}
-	kind, _, _ := strings.Cut(header("Content-Type"), ";")
-	switch strings.ToLower(strings.TrimSpace(kind)) {
-	case "text/event-stream":
-		s.framing = events
-	case "application/x-ndjson", "application/ndjson", "application/jsonl":
-		s.framing = lines
-	}
-	if c := header("Content-Encoding"); c != "" && !strings.EqualFold(c, "identity") || !e.Generates() {
-		s.framing, s.cut = sealed, true
-	}
+	s := &Scanner{dialect: e.Dialect, framing: framingOf(e, header)}
+	s.cut = s.framing == sealed
 	prompt, err1 := strconv.Atoi(header(PromptTokensHeader))
 	cached, err2 := strconv.Atoi(header(CachedTokensHeader))
 	if err1 == nil && err2 == nil {
 		s.usage, s.known = Usage{Prompt: prompt, Cached: cached}, true
 	}
 	return s
+}
+
+func framingOf(e Endpoint, header func(name string) string) framing {
+	if c := header("Content-Encoding"); c != "" && !strings.EqualFold(c, "identity") || !e.Generates() {
+		return sealed
+	}
+	kind, _, _ := strings.Cut(header("Content-Type"), ";")
+	switch strings.ToLower(strings.TrimSpace(kind)) {
+	case "text/event-stream":
+		return events
+	case "application/x-ndjson", "application/ndjson", "application/jsonl":
+		return lines
+	}
+	return whole
 }
 
 // Write takes the next bytes of the body, cut anywhere.
@@ -214,17 +215,16 @@ func (s *Scanner) object(data []byte) {
 	s.began = read(root) || s.began
 }
 
-// add appends the string v to the text, and says whether there is any.
-func (s *Scanner) add(v value) bool {
-	if s.doc.kind(v) != '"' || s.doc.empty(v) {
-		return false
+// add appends v, if it is a string, to the text.
+func (s *Scanner) add(v value) {
+	if s.doc.kind(v) != '"' {
+		return
 	}
 	if len(s.text)+len(s.doc.raw(v)) > answerMax {
 		s.cut = true
 	} else {
 		s.text = s.doc.appendString(s.text, v)
 	}
-	return true
 }
 
 // Usage returns what the engine reported, and whether it said how much of the
@@ -241,16 +241,6 @@ func (s *Scanner) Text() (text string, complete bool) {
 		s.finish()
 	}
 	return string(s.text), !s.cut
-}
-
-// Generated returns of how many tokens Text is, and whether the engine said so.
-// If it did not, each piece of text counts as one.
-func (s *Scanner) Generated() (tokens int, exact bool) { return s.generated, !s.guessed }
-
-// Resumable says that what has come of the stream is text and nothing else, such
-// as reasoning, calls of tools or further choices, and that it has not finished.
-func (s *Scanner) Resumable() bool {
-	return s.framing == events && (s.dialect == Chat || s.dialect == Completion) && !s.cut && !s.mixed && !s.finished && !s.ended
 }
 
 // Ended says whether the stream said that it is whole.

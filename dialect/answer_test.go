@@ -32,19 +32,14 @@ type seen struct {
 	known         bool
 	text          string
 	whole         bool
-	generated     int
-	exact         bool
 	began, ended  bool
-	resumable     bool
 	textBeforeEnd string
 }
 
 func look(s *Scanner) (all seen) {
 	all.textBeforeEnd, _ = s.Text()
-	all.resumable = s.Resumable()
 	all.usage, all.known = s.Usage()
 	all.text, all.whole = s.Text()
-	all.generated, all.exact = s.Generated()
 	all.began, all.ended = s.Began(), s.Ended()
 	return all
 }
@@ -64,7 +59,7 @@ var answers = []struct {
 			`{"choices":[{"index":0,"delta":{"content":"llo \"\\\ud83d\ude00"}}],"usage":null}`,
 			`{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`,
 			`[DONE]`),
-		seen{usage: Usage{9, 3, 8}, known: true, text: "Héllo \"\\😀", whole: true, generated: 3, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 3, 8}, known: true, text: "Héllo \"\\😀", whole: true, began: true, ended: true},
 	},
 	{
 		"several choices, reasons, no usage, no end", chat, sseType,
@@ -72,40 +67,40 @@ var answers = []struct {
 			`{"choices":[{"index":1,"delta":{"content":"other"}},{"index":0,"delta":{"content":"a"}}]}`,
 			`{"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}`,
 			`{"choices":[{"index":0,"delta":{"content":"b","reasoning_content":"x"}}]}`),
-		seen{text: "ab", whole: true, generated: 2, began: true},
+		seen{text: "ab", whole: true, began: true},
 	},
 	{
 		"one choice cut off", chat, sseType, sse(`{"choices":[{"delta":{"content":"a"},"finish_reason":null}]}`) + `data: {"choices":[{"delta":{"con`,
-		seen{text: "a", generated: 1, began: true, resumable: true},
+		seen{text: "a", began: true},
 	},
 	{
 		"continuous usage", completion, sseType, sse(`{"choices":[{"text":"abc","index":0,"finish_reason":null}],"usage":{"prompt_tokens":4,"completion_tokens":5}}`),
-		seen{usage: Usage{4, 5, 0}, text: "abc", whole: true, generated: 5, exact: true, began: true, resumable: true},
+		seen{usage: Usage{4, 5, 0}, text: "abc", whole: true, began: true},
 	},
 	{
 		"chat", chat, jsonType, ` {"choices":[{"index":0,"message":{"content":"Hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}` + "\n",
-		seen{usage: Usage{9, 2, 0}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 0}, known: true, text: "Hi", whole: true, began: true},
 	},
 	{
 		"null details", chat, jsonType, `{"choices":[{"index":0,"message":{"content":null}}],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":null}}`,
-		seen{usage: Usage{9, 2, 0}, whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 0}, whole: true, began: true},
 	},
 	{
 		"llama.cpp's timings", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":2},"timings":{"cache_n":6,"prompt_n":3}}`,
-		seen{usage: Usage{9, 2, 6}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 6}, known: true, text: "Hi", whole: true, began: true},
 	},
-	{"an error", chat, jsonType, `{"error":{"message":"no"}}`, seen{whole: true, exact: true, began: true}},
+	{"an error", chat, jsonType, `{"error":{"message":"no"}}`, seen{whole: true, began: true}},
 	{
 		"responses stream", "/v1/responses", sseType,
 		"event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\n" +
 			"event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"Hi\"}\n\n" +
 			"event: response.output_text.done\ndata: {\"type\":\"response.output_text.done\",\"text\":\"Hi\"}\n\n" +
 			"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"output\":[{\"type\":\"message\",\"content\":[{\"type\":\"output_text\",\"text\":\"Hi\"}]}],\"usage\":{\"input_tokens\":9,\"output_tokens\":2,\"input_tokens_details\":{\"cached_tokens\":4}}}}\n\n",
-		seen{usage: Usage{9, 2, 4}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 4}, known: true, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"responses", "/v1/responses", jsonType, `{"output":[{"type":"reasoning","content":[{"type":"reasoning_text","text":"no"}]},{"type":"message","content":[{"type":"output_text","text":"Hi"}]}],"usage":{"input_tokens":9,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}`,
-		seen{usage: Usage{9, 2, 4}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 4}, known: true, text: "Hi", whole: true, began: true},
 	},
 	{
 		"messages stream", "/v1/messages", sseType,
@@ -115,52 +110,52 @@ var answers = []struct {
 			"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"Hi\"}}\n\n" +
 			"event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":2}}\n\n" +
 			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
-		seen{usage: Usage{9, 2, 3}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 3}, known: true, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"messages stream of vLLM", "/v1/messages", sseType,
 		sse(`{"type":"message_start","message":{"usage":{"input_tokens":0,"output_tokens":0}}}`,
 			`{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"no"}}`,
 			`{"type":"message_delta","delta":{},"usage":{"input_tokens":9,"output_tokens":2}}`),
-		seen{usage: Usage{9, 2, 0}, whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 0}, whole: true, began: true},
 	},
 	{
 		"messages", "/v1/messages", jsonType, `{"type":"message","content":[{"type":"thinking","thinking":"no"},{"type":"text","text":"Hi"}],"usage":{"input_tokens":9,"output_tokens":2,"cache_read_input_tokens":null}}`,
-		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, began: true},
 	},
 	{
 		"SGLang stream, the text so far", "/generate", sseType,
 		sse(`{"text":"H","meta_info":{"prompt_tokens":9,"completion_tokens":1,"cached_tokens":8}}`, `{"text":"Hi","meta_info":{"prompt_tokens":9,"completion_tokens":2,"cached_tokens":8}}`, `[DONE]`),
-		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"SGLang stream, the text that is new", "/generate", sseType,
 		sse(`{"text":"H","meta_info":{"prompt_tokens":9,"completion_tokens":1,"cached_tokens":8}}`, `{"text":"i","meta_info":{"prompt_tokens":9,"completion_tokens":2,"cached_tokens":8}}`, `{"index":1,"text":"no"}`, `[DONE]`),
-		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"SGLang batch", "/generate", jsonType, `[{"text":"Hi","meta_info":{"prompt_tokens":9,"completion_tokens":2,"cached_tokens":8}},{"text":"no"}]`,
-		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true},
+		seen{usage: Usage{9, 2, 8}, known: true, text: "Hi", whole: true, began: true},
 	},
 	{
 		"llama.cpp stream", "/completion", sseType,
 		sse(`{"content":"H","stop":false,"tokens_evaluated":9,"tokens_predicted":1}`, `{"content":"i","stop":false}`, `{"content":"","stop":true,"tokens_evaluated":9,"tokens_predicted":2,"tokens_cached":10,"timings":{"cache_n":6,"prompt_n":3}}`),
-		seen{usage: Usage{9, 2, 6}, known: true, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 6}, known: true, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"Ollama chat", "/api/chat", "application/x-ndjson", `{"message":{"role":"assistant","content":"H"},"done":false}` + "\n" + `{"message":{"content":"i"},"done":false}` + "\r\n\n" + `{"message":{"content":""},"done":true,"prompt_eval_count":9,"eval_count":2}` + "\n",
-		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, began: true, ended: true},
 	},
 	{
 		"Ollama generate", "/api/generate", "application/x-ndjson", `{"response":"H","done":false}` + "\n" + `{"response":"i","done":true,"prompt_eval_count":9,"eval_count":2}`,
-		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, generated: 2, exact: true, began: true, ended: true},
+		seen{usage: Usage{9, 2, 0}, text: "Hi", whole: true, began: true, ended: true},
 	},
-	{"comments alone", chat, sseType, ": ping\n\n:\n\nevent: x\n\n", seen{whole: true, exact: true, resumable: true}},
-	{"a ping alone", "/v1/messages", sseType, "event: ping\ndata: {\"type\": \"ping\"}\n\n", seen{whole: true, exact: true}},
-	{"data on two lines", chat, sseType, "data: {\"choices\":[{\"text\":\ndata:\"a\"}]}\n\n", seen{text: "a", whole: true, generated: 1, began: true, resumable: true}},
-	{"no JSON", chat, sseType, "data: {\"choices\":[\n\n", seen{exact: true, began: true}},
-	{"embeddings", "/v1/embeddings", jsonType, `{"usage":{"prompt_tokens":9}}`, seen{exact: true, began: true}},
-	{"nothing", chat, jsonType, "", seen{whole: true, exact: true}},
+	{"comments alone", chat, sseType, ": ping\n\n:\n\nevent: x\n\n", seen{whole: true}},
+	{"a ping alone", "/v1/messages", sseType, "event: ping\ndata: {\"type\": \"ping\"}\n\n", seen{whole: true}},
+	{"data on two lines", chat, sseType, "data: {\"choices\":[{\"text\":\ndata:\"a\"}]}\n\n", seen{text: "a", whole: true, began: true}},
+	{"no JSON", chat, sseType, "data: {\"choices\":[\n\n", seen{began: true}},
+	{"embeddings", "/v1/embeddings", jsonType, `{"usage":{"prompt_tokens":9}}`, seen{began: true}},
+	{"nothing", chat, jsonType, "", seen{whole: true}},
 }
 
 // A scanner sees the same answer however its bytes are cut and its lines end.
@@ -276,29 +271,6 @@ func TestScannerOfTooLongLines(t *testing.T) {
 	}
 }
 
-// Only an answer that is text so far, and has not finished, can be gone on from.
-func TestScannerKnowsWhatIsResumable(t *testing.T) {
-	for piece, want := range map[string]bool{
-		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a","tool_calls":[],"refusal":null},"finish_reason":null}]}`: true,
-		`{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}`:                                                         true,
-		`{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length"}]}`:                                               false,
-		`{"choices":[{"index":0,"delta":{"reasoning_content":"a"}}]}`:                                                              false,
-		`{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}`:                                                           false,
-		`{"choices":[{"index":1,"delta":{"content":"a"}}]}`:                                                                        false,
-		`{"choices":[{`: false,
-		`[DONE]`:        false,
-	} {
-		s := scanner(t, chat, "Content-Type", sseType)
-		_, _ = io.WriteString(s, sse(piece))
-		if s.Resumable() != want {
-			t.Errorf("after %s resumable: %v", piece, s.Resumable())
-		}
-	}
-	if scanner(t, chat, "Content-Type", sseType, "Content-Encoding", "gzip").Resumable() || scanner(t, chat, "Content-Type", jsonType).Resumable() {
-		t.Error("what is no stream of plain events is resumable")
-	}
-}
-
 // A stream's piece is read without garbage.
 func BenchmarkScanner(b *testing.B) {
 	piece := []byte(sse(`{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m-test","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}`))
@@ -309,7 +281,7 @@ func BenchmarkScanner(b *testing.B) {
 		_, _ = s.Write(piece)
 		s.text = s.text[:0]
 	}
-	if n, _ := s.Generated(); n == 0 {
+	if !s.Began() {
 		b.Fatal("read nothing")
 	}
 }

@@ -9,26 +9,24 @@ import "bytes"
 // llama.cpp says in timings what its cache gave.
 func (s *Scanner) openAI(v value) bool {
 	d := &s.doc
-	text, counted := false, -1
 	for key, m := range d.members(v) {
 		switch string(key) {
 		case "choices":
 			for c := range d.elements(m) {
-				text = s.choice(c) || text
+				s.choice(c)
 			}
 		case "usage":
-			counted = s.tokens(m, "prompt_tokens", "completion_tokens", "prompt_tokens_details")
+			s.tokens(m, "prompt_tokens", "completion_tokens", "prompt_tokens_details")
 		case "timings":
 			s.timings(m)
 		}
 	}
-	s.count(text, counted)
 	return true
 }
 
 // choice reads a choice if it is the first, the one that a conversation goes on
 // from.
-func (s *Scanner) choice(v value) (text bool) {
+func (s *Scanner) choice(v value) {
 	d := &s.doc
 	var index, holder, said value
 	for key, m := range d.members(v) {
@@ -39,64 +37,38 @@ func (s *Scanner) choice(v value) (text bool) {
 			holder = m
 		case "text":
 			said = m
-		case "finish_reason":
-			s.finished = s.finished || !d.null(m)
 		}
 	}
 	if n, ok := d.integer(index); ok && n != 0 {
-		s.mixed = true
-		return false
+		return
 	}
-	for key, m := range d.members(holder) {
-		switch string(key) {
-		case "content":
-			said = m
-		case "role":
-		default:
-			s.mixed = s.mixed || !d.empty(m)
-		}
+	if content := d.member(holder, "content"); content.given() {
+		said = content
 	}
-	return s.add(said)
+	s.add(said)
 }
 
-// count keeps the number of generated tokens: what the engine says, or one for
-// each piece of text.
-func (s *Scanner) count(text bool, counted int) {
-	switch {
-	case counted >= 0:
-		s.generated, s.guessed = counted, false
-	case text:
-		s.generated++
-		s.guessed = true
-	}
-}
-
-// tokens reads a usage object by the names of its fields. It returns the number
-// of generated tokens, or -1.
-func (s *Scanner) tokens(v value, prompt, completion, details string) (generated int) {
+// tokens reads a usage object by the names of its fields.
+func (s *Scanner) tokens(v value, prompt, completion, details string) {
 	d := &s.doc
-	u, known, generated := Usage{}, false, -1
+	u, known := Usage{}, false
 	for key, m := range d.members(v) {
-		n, ok := d.integer(m)
 		switch string(key) {
 		case prompt:
-			u.Prompt = n
+			u.Prompt, _ = d.integer(m)
 		case completion:
-			if u.Completion = n; ok {
-				generated = n
-			}
+			u.Completion, _ = d.integer(m)
 		case details:
 			u.Cached, known = d.integer(d.member(m, "cached_tokens"))
 		}
 	}
 	if u.Prompt == 0 {
-		return generated
+		return
 	}
 	s.usage.Prompt, s.usage.Completion = u.Prompt, u.Completion
 	if known {
 		s.usage.Cached, s.known = u.Cached, true
 	}
-	return generated
 }
 
 // timings reads those of llama.cpp (result_timings in tools/server): cache_n
@@ -147,7 +119,7 @@ func (s *Scanner) responses(v value) bool {
 	}
 	switch string(d.str(kind)) {
 	case "response.output_text.delta":
-		s.count(s.add(delta), -1)
+		s.add(delta)
 	case "response.completed", "response.incomplete", "response.failed":
 		s.ended = true
 		s.usageOf(d.member(response, "usage"))
@@ -156,7 +128,7 @@ func (s *Scanner) responses(v value) bool {
 }
 
 func (s *Scanner) usageOf(v value) {
-	s.count(false, s.tokens(v, "input_tokens", "output_tokens", "input_tokens_details"))
+	s.tokens(v, "input_tokens", "output_tokens", "input_tokens_details")
 }
 
 // item reads an item of a response's output: of a message, its texts.
@@ -199,7 +171,7 @@ func (s *Scanner) messages(v value) bool {
 	case "message_start":
 		s.anthropicUsage(d.member(message, "usage"))
 	case "content_block_delta":
-		s.count(s.add(d.member(delta, "text")), -1)
+		s.add(d.member(delta, "text"))
 	case "message_stop":
 		s.ended = true
 	case "message": // not streamed
@@ -230,7 +202,6 @@ func (s *Scanner) anthropicUsage(v value) {
 			written = n
 		case "output_tokens":
 			s.usage.Completion = n
-			s.count(false, n)
 		}
 	}
 	if input >= 0 && input+max(read, 0)+written > 0 { // a message_delta may leave the prompt out, or give it as 0
@@ -273,7 +244,6 @@ func (s *Scanner) sglang(v value) bool {
 			s.usage.Prompt = n
 		case "completion_tokens":
 			s.usage.Completion = n
-			s.count(false, n)
 		case "cached_tokens":
 			s.usage.Cached, s.known = n, true
 		}
@@ -301,7 +271,7 @@ func (s *Scanner) llama(v value) bool {
 	if n, ok := d.integer(index); ok && n != 0 {
 		return true
 	}
-	text, counted := s.add(content), -1
+	s.add(content)
 	if timings.given() {
 		s.timings(timings)
 	}
@@ -313,14 +283,11 @@ func (s *Scanner) llama(v value) bool {
 				s.usage.Prompt = n
 			}
 		case "tokens_predicted":
-			if s.usage.Completion = n; ok {
-				counted = n
-			}
+			s.usage.Completion = n
 		case "stop":
 			s.ended = s.ended || d.kind(m) == 't'
 		}
 	}
-	s.count(text, counted)
 	return true
 }
 
@@ -329,24 +296,20 @@ func (s *Scanner) llama(v value) bool {
 // not told.
 func (s *Scanner) ollama(v value) bool {
 	d := &s.doc
-	text, counted := false, -1
 	for key, m := range d.members(v) {
-		n, ok := d.integer(m)
+		n, _ := d.integer(m)
 		switch string(key) {
 		case "response":
-			text = s.add(m) || text
+			s.add(m)
 		case "message":
-			text = s.add(d.member(m, "content")) || text
+			s.add(d.member(m, "content"))
 		case "prompt_eval_count":
 			s.usage.Prompt = n
 		case "eval_count":
-			if s.usage.Completion = n; ok {
-				counted = n
-			}
+			s.usage.Completion = n
 		case "done":
 			s.ended = s.ended || d.kind(m) == 't'
 		}
 	}
-	s.count(text, counted)
 	return true
 }

@@ -56,8 +56,10 @@ func (v value) given() bool { return v.box > 0 }
 func (v value) span() Span { return Span{v.at, v.end} }
 
 // parse checks that b is one JSON value as RFC 8259 has it, up to DepthMax. Bytes
-// that are not UTF-8 pass. It takes time linear in len(b), and eight bytes for
-// each list and object.
+// that are not UTF-8 pass, and what Python's json, which vLLM and SGLang read
+// requests with, takes besides: NaN, Infinity and -Infinity for numbers, and a byte
+// order mark before it all, as llama.cpp does too. It takes time linear in len(b),
+// and eight bytes for each list and object.
 func (d *doc) parse(b []byte) error {
 	d.b, d.boxes = b, append(d.boxes[:0], box{})
 	if len(b) > math.MaxUint32 {
@@ -65,7 +67,7 @@ func (d *doc) parse(b []byte) error {
 	}
 	var open [DepthMax]uint32 // boxes that are not closed yet
 	var kind [DepthMax]byte
-	depth, i := 0, d.space(0)
+	depth, i := 0, d.begin()
 	for {
 		// A value begins at i.
 		switch c := d.peek(i); c {
@@ -131,6 +133,17 @@ func (d *doc) peek(i int) byte {
 	return 0
 }
 
+// bom is UTF-8's byte order mark.
+const bom = "\ufeff"
+
+// begin returns the offset of the root.
+func (d *doc) begin() int {
+	if bytes.HasPrefix(d.b, []byte(bom)) {
+		return d.space(len(bom))
+	}
+	return d.space(0)
+}
+
 func (d *doc) space(i int) int {
 	for i < len(d.b) && (d.b[i] == ' ' || d.b[i] == '\n' || d.b[i] == '\t' || d.b[i] == '\r') {
 		i++
@@ -165,9 +178,17 @@ func (d *doc) checkScalar(i int) int {
 		word = "false"
 	case 'n':
 		word = "null"
+	case 'N':
+		word = "NaN"
+	case 'I':
+		word = "Infinity"
 	default:
 		return d.checkNumber(i)
 	}
+	return d.checkWord(i, word)
+}
+
+func (d *doc) checkWord(i int, word string) int {
 	if len(d.b)-i < len(word) || string(d.b[i:i+len(word)]) != word {
 		return -(i + 1)
 	}
@@ -183,7 +204,9 @@ func (d *doc) checkNumber(i int) int {
 		return i > from
 	}
 	if d.peek(i) == '-' {
-		i++
+		if i++; d.peek(i) == 'I' {
+			return d.checkWord(i, "Infinity")
+		}
 	}
 	if d.peek(i) == '0' {
 		i++
@@ -267,7 +290,7 @@ func hex4(b []byte) rune {
 }
 
 // root is the whole text's value.
-func (d *doc) root() value { return d.value(d.space(0), 1) }
+func (d *doc) root() value { return d.value(d.begin(), 1) }
 
 // value returns the value that begins at an offset, where box is the first box
 // that opens there or later. A list or object is stepped over at once.
@@ -309,7 +332,7 @@ func (d *doc) held(key value) value {
 	return d.value(d.space(d.space(key.end)+1), key.next)
 }
 
-// kind returns the first byte of v, one of { [ " t f n - or a digit, and n for
+// kind returns the first byte of v, one of { [ " t f n - N I or a digit, and n for
 // none: what is not there is null.
 func (d *doc) kind(v value) byte {
 	if !v.given() {
@@ -412,7 +435,7 @@ func (d *doc) empty(v value) bool {
 // number says whether v is a number.
 func (d *doc) number(v value) bool {
 	c := d.kind(v)
-	return c == '-' || '0' <= c && c <= '9'
+	return c == '-' || '0' <= c && c <= '9' || c == 'N' || c == 'I'
 }
 
 // integer returns v, if it is a number of tokens: not negative and of digits alone.

@@ -3,6 +3,8 @@ package dialect
 import (
 	"bytes"
 	"errors"
+	"slices"
+	"strconv"
 
 	"github.com/hearsay-project/hearsay/prefix"
 )
@@ -41,7 +43,9 @@ type Request struct {
 	// earlier one (previous_response_id), and so belongs where that was.
 	Pinned bool
 
-	resume plan
+	// Greedy says that decoding takes the likeliest token each time (temperature
+	// is 0), so that a second run is likely to give the same answer.
+	Greedy bool
 }
 
 // Read reads the body of a request to e as far as its dialect goes. It fails
@@ -101,7 +105,7 @@ func Read(e Endpoint, body []byte) (Request, error) {
 	if r.Text = p.text; cap(r.Text) > 2*len(r.Text) {
 		r.Text = bytes.Clone(r.Text)
 	}
-	r.resume = p.plan(e.Dialect, f)
+	r.Greedy = p.greedy(e.Dialect, f)
 	return r, nil
 }
 
@@ -136,8 +140,8 @@ type fields struct {
 	previous, conversation              value
 	images, imageData, videoData, audio value
 	template, context, suffix, raw      value
-	temperature, maxTokens              value
-	maxCompletionTokens                 value
+	temperature                         value
+	samplingParams, options             value
 }
 
 // named returns where the member of this name belongs, or nil.
@@ -207,10 +211,10 @@ func (f *fields) namedRarely(key []byte) *value {
 		return &f.raw
 	case "temperature":
 		return &f.temperature
-	case "max_tokens":
-		return &f.maxTokens
-	case "max_completion_tokens":
-		return &f.maxCompletionTokens
+	case "sampling_params":
+		return &f.samplingParams
+	case "options":
+		return &f.options
 	}
 	return nil
 }
@@ -222,6 +226,20 @@ func (p *prompt) stream(d Dialect, v value) bool {
 		return p.kind(v) != 'f'
 	}
 	return p.kind(v) == 't'
+}
+
+// greedy says whether the temperature is 0, where this dialect has it. What a
+// request leaves out each engine chooses for itself.
+func (p *prompt) greedy(d Dialect, f fields) bool {
+	v := f.temperature
+	switch d {
+	case Generate:
+		v = p.member(f.samplingParams, "temperature")
+	case OllamaChat, OllamaGenerate:
+		v = p.member(f.options, "temperature")
+	}
+	x, err := strconv.ParseFloat(string(p.raw(v)), 64)
+	return err == nil && x == 0
 }
 
 // adapter names the LoRA adapters that a request asks for: SGLang's lora_path and
@@ -264,4 +282,22 @@ func (p *prompt) repeatable(key []byte, v value) bool {
 		}
 	}
 	return true
+}
+
+// An edit puts text in the place of a part of a body.
+type edit struct {
+	at   Span
+	text string
+}
+
+// splice returns body with the edits made, which do not overlap.
+func splice(body []byte, edits []edit) []byte {
+	slices.SortFunc(edits, func(a, b edit) int { return a.at.From - b.at.From })
+	var out []byte
+	done := 0
+	for _, e := range edits {
+		out = append(append(out, body[done:e.at.From]...), e.text...)
+		done = e.at.To
+	}
+	return append(out, body[done:]...)
 }

@@ -92,10 +92,19 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%.40s: %v, want %v", body, err, want)
 		}
 	}
-	for _, body := range []string{``, ` `, `[]`, `null`, `3`, `{`, `null x`, `{"a":1}{`, `{"a":1} x`, "\xff", "\ufeff{}", `{"a":NaN}`, `{"a":"` + "\n" + `"}`, `{"a":"\x"}`, `{"a":"\u12"}`, `{"a" 1}`, `{a:1}`, `{"a":1,}`, `{"a":[1,]}`, `{"a":01}`, `{"a":-}`, `{"a":1.}`, `{"a":1e}`, `{"a":tru}`, `{"a":"`, `{"a":"\`, `{"a":"\u`, `[}`} {
+	for _, body := range []string{``, ` `, `[]`, `null`, `3`, `{`, `null x`, `{"a":1}{`, `{"a":1} x`, "\xff", "\ufeff\ufeff{}", " \ufeff{}", `{"a":Nan}`, `{"a":-NaN}`, `{"a":Inf}`, `{"a":+Infinity}`, `{"a":"` + "\n" + `"}`, `{"a":"\x"}`, `{"a":"\u12"}`, `{"a" 1}`, `{a:1}`, `{"a":1,}`, `{"a":[1,]}`, `{"a":01}`, `{"a":-}`, `{"a":1.}`, `{"a":1e}`, `{"a":tru}`, `{"a":"`, `{"a":"\`, `{"a":"\u`, `[}`} {
 		if _, err := Read(endpoint(t, chat), []byte(body)); err == nil {
 			t.Errorf("%q is read", body)
 		}
+	}
+}
+
+// Engines on Python's json take more than RFC 8259 has, and so may a request.
+func TestBeyondTheRFC(t *testing.T) {
+	body := "\ufeff {\"a\":[NaN , -Infinity,Infinity],\"temperature\":NaN,\"model\" : \"alias\",\"messages\":[],\"x\":-Infinity}"
+	r := mustRead(t, chat, body)
+	if got, want := string(r.WithModel([]byte(body), "m")), strings.Replace(body, "alias", "m", 1); r.Model != "alias" || r.Greedy || got != want {
+		t.Errorf("read %+v, written %q", r, got)
 	}
 }
 

@@ -86,7 +86,6 @@ func (f *serveFlags) groups() []flagGroup {
 			s.StringVar(&f.engineKey, "engine-key", "", "`file` with the key that the engine wants; it is sent in the place of a client's")
 			s.StringToStringVar(&f.daemon.Aliases, "alias", nil, "`name=model` that clients may use for a model of the engine; may be repeated, and is best the same on every node")
 			s.BoolVar(&f.daemon.AnyModel, "any-model", false, "the engine serves its one model whatever name a request gives, as llama.cpp does")
-			s.BoolVar(&f.daemon.Continues, "continue-final-message", false, "the engine goes on with a last message of the assistant when a request says continue_final_message, as vLLM and SGLang do")
 			s.DurationVar(&f.daemon.HealthInterval, "health-interval", 2*time.Second, "between two probes of the engine")
 			s.IntVar(&f.daemon.HealthFailures, "health-failures", 3, "`probes` in a row that have to fail before the engine counts as down")
 			s.IntVar(&f.daemon.HealthSuccesses, "health-successes", 1, "`probes` in a row that have to succeed before it is back")
@@ -186,7 +185,6 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 		cfg.Node.Name = defaultName(cfg.Mesh.Listener.Addr())
 	}
 	cfg.Node.Life = uint64(time.Now().UnixNano())
-	cfg.Continues = cfg.Continues || f.engine == "builtin"
 	cfg.Engine, closeEngine, err = f.openEngine(&cfg.Node.CapacityTokens)
 	return cfg, closeEngine, err
 }

@@ -32,7 +32,7 @@ func (e api) Generate(ctx context.Context, c *openai.Call) (openai.Stream, error
 	}
 	stream, err := e.Engine.Generate(ctx, Request{
 		Prompt: prompt, MaxTokens: c.MaxTokens,
-		Temperature: c.Temperature, TopP: c.TopP, Seed: c.Seed, Stop: c.Stop, TrimSpace: c.Chat && !unfinished(c),
+		Temperature: c.Temperature, TopP: c.TopP, Seed: c.Seed, Stop: c.Stop, TrimSpace: c.Chat,
 	})
 	if err != nil {
 		return nil, refusal(err, c)
@@ -46,7 +46,7 @@ func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 	if c.Chat {
 		var messages []openai.Message
 		if messages, err = c.Messages(); err == nil {
-			text, err = renderChat(messages, unfinished(c))
+			text, err = renderChat(messages)
 		}
 	} else {
 		text, ids, err = c.Prompt()
@@ -61,13 +61,6 @@ func (e api) Tokenize(c *openai.Call) (ids []int32, err error) {
 		return nil, openai.BadRequest(c.PromptField(), "%v", err)
 	}
 	return ids, nil
-}
-
-// unfinished says whether a chat's last message is to be gone on with. A field of
-// another type than a boolean is no wish.
-func unfinished(c *openai.Call) (wish bool) {
-	_ = c.Fields.Get("continue_final_message", &wish, "a boolean")
-	return wish
 }
 
 // encode gives the prompt's tokens. A text that is too long whatever its tokens

@@ -27,24 +27,15 @@ var speakers = map[string]string{
 	"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool",
 }
 
-// renderChat gives the prompt for the API's messages. With unfinished the last one,
-// an assistant's, is left open to be gone on with (continue_final_message, as vLLM
-// and SGLang have it).
-func renderChat(messages []openai.Message, unfinished bool) (string, error) {
+// renderChat gives the prompt for the API's messages.
+func renderChat(messages []openai.Message) (string, error) {
 	var b strings.Builder
-	for i, m := range messages {
+	for _, m := range messages {
 		content, err := contentText(m.Fields["content"])
 		if err != nil {
 			return "", openai.In(m.At, err)
 		}
-		b.WriteString(speakers[m.Role] + ": " + content)
-		if unfinished && i == len(messages)-1 {
-			if m.Role != "assistant" {
-				return "", openai.BadRequest("continue_final_message", "continue_final_message goes on with a message of the assistant; the last one is of role %q", m.Role)
-			}
-			return b.String(), nil
-		}
-		b.WriteString("\n\n")
+		b.WriteString(speakers[m.Role] + ": " + content + "\n\n")
 	}
 	return b.String() + openLine, nil
 }
