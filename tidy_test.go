@@ -31,6 +31,7 @@ var layers = map[string][]string{
 	"sim":             {"prefix", "route", "gossip", "node", "emulate"},
 	"engine":          {},
 	"engine/openai":   {"dialect"},
+	"engine/probe":    {},
 	"engine/builtin":  {"engine/openai"},
 	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/openai"},
 	"mesh":            {"gossip", "mesh/cert"},
@@ -39,7 +40,7 @@ var layers = map[string][]string{
 	"report":          {},
 	"workload":        {"prefix", "tokens"},
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
-	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "mesh"},
+	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "engine/probe", "mesh"},
 	"cases":           {},
 	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "mesh/cert", "workload", "daemon"},
 }

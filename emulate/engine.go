@@ -151,6 +151,9 @@ func (e *Engine) Step(now time.Time) []Event {
 // Queue returns how many jobs are here, running or waiting.
 func (e *Engine) Queue() int { return len(e.waiting) + len(e.running) }
 
+// Running returns how many of them run.
+func (e *Engine) Running() int { return len(e.running) }
+
 // Match returns how many leading blocks of c are cached.
 func (e *Engine) Match(c prefix.Chain) int { return c.Longest(e.cache.has) }
 

@@ -21,9 +21,17 @@ const defaultOutput = 16
 
 // ServeHTTP serves the model as package openai says. Answers are filler, for which
 // temperature and seed change nothing. A request whose client has gone leaves the
-// queue, or the batch, at once.
+// queue, or the batch, at once. The pages of Config.Dialect go before.
 func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	server := openai.Server{Engine: e, Model: e.cfg.Name, Started: e.started, Context: e.Context()}
+	if answer, ok := pages[e.cfg.Dialect][r.URL.Path]; ok {
+		answer(e, w)
+		return
+	}
+	k := kinds[e.cfg.Dialect]
+	server := openai.Server{Engine: e, Model: e.cfg.Name, Started: e.started, Context: e.Context(), Tells: k.tells}
+	if e.cfg.Bare {
+		server.Tells = k.bare
+	}
 	server.ServeHTTP(w, r)
 }
 
@@ -133,7 +141,9 @@ func (a *answer) Next() (text string, ok bool) {
 	case a.err != nil:
 		return "", false
 	case a.next == 0:
-		a.first, a.err = e.await(a.ctx, a.events)
+		if a.first, a.err = e.await(a.ctx, a.events); a.err == nil {
+			e.count(counters{prompt: a.prompt, cached: a.first.Cached})
+		}
 	case a.next < a.script.tokens:
 		a.err = e.pause(a.ctx, a.first.At.Add(e.scaled(e.cfg.Profile.Decode, a.next)))
 	default:
@@ -150,6 +160,7 @@ func (a *answer) Next() (text string, ok bool) {
 		text = text[:min(len(text), a.script.bytes-a.sent)]
 	}
 	a.next, a.sent = a.next+1, a.sent+len(text)
+	e.count(counters{generated: 1})
 	return text, true
 }
 

@@ -16,6 +16,7 @@ package emulated
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,11 @@ type Config struct {
 	// does. Synthetic text, made of common words alone, has too few of those for
 	// its length.
 	TokenBytes float64
+
+	// Dialect is whose other pages the engine has beside OpenAI's API, and whose way
+	// it has to tell what was cached: see Dialects. Empty: none, and all is told.
+	Dialect string
+	Bare    bool // started without the flags that have that engine tell it, and give its metrics
 
 	// QueueMax is the number of requests beyond a full batch that may wait for
 	// their turn; one more is refused with 429. Default 64.
@@ -63,6 +69,8 @@ func (c Config) withDefaults() (Config, error) {
 	check(c.BlockTokens >= 1 && c.BlockTokens <= emulate.MaxBlockTokens, "blocks of %d tokens; choose 1 to %d", c.BlockTokens, emulate.MaxBlockTokens)
 	check(c.TimeScale > 0 && c.TimeScale <= maxTimeScale, "a time scale of %g; choose above 0 to %d", c.TimeScale, maxTimeScale)
 	check(c.TokenBytes == 0 || c.TokenBytes >= 1 && c.TokenBytes <= maxTokenBytes, "%g bytes to a token; choose 1 to %d, or 0 for those of cl100k_base", c.TokenBytes, maxTokenBytes)
+	_, known := kinds[c.Dialect]
+	check(known, "the dialect %q; choose one of %s", c.Dialect, strings.Join(Dialects(), ", "))
 	check(c.QueueMax >= 1, "QueueMax is %d; give at least 1", c.QueueMax)
 	return c, errors.Join(problems...)
 }
@@ -97,6 +105,7 @@ type Engine struct {
 	now    time.Time // up to which the model has been carried
 	lastID uint64
 	jobs   map[uint64]job
+	done   counters
 }
 
 // A job receives what happens to one request. Its channel has room for all of it.
@@ -140,7 +149,9 @@ func (e *Engine) Queue() int {
 func (e *Engine) CapacityTokens() int { return e.cfg.Profile.CapacityTokens }
 
 // Context is the most tokens that a prompt and its answer may have together.
-func (e *Engine) Context() int { return min(maxContext, e.cfg.Profile.CapacityTokens) }
+func (e *Engine) Context() int {
+	return min(maxContext, e.cfg.Profile.CapacityTokens/kinds[e.cfg.Dialect].slots)
+}
 
 // drive carries the model along with the clock.
 func (e *Engine) drive() {

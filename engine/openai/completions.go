@@ -95,10 +95,11 @@ type message struct {
 }
 
 type usage struct {
-	Prompt     int          `json:"prompt_tokens"`
-	Completion int          `json:"completion_tokens"`
-	Total      int          `json:"total_tokens"`
-	Details    usageDetails `json:"prompt_tokens_details"`
+	Prompt     int           `json:"prompt_tokens"`
+	Completion int           `json:"completion_tokens"`
+	Total      int           `json:"total_tokens"`
+	Details    *usageDetails `json:"prompt_tokens_details"` // nil where the server does not tell
+	cached     int
 }
 
 type usageDetails struct {

@@ -42,7 +42,7 @@ func (f messagesForm) message(a *reply, blocks ...any) map[string]any {
 }
 
 func (messagesForm) usage(a *reply) any {
-	cached := a.usage.Details.Cached
+	cached := a.usage.cached
 	return map[string]any{
 		"input_tokens": a.usage.Prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
 		"output_tokens": a.usage.Completion,

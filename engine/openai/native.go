@@ -18,7 +18,7 @@ func (sglangForm) whole(a *reply) any {
 	}
 	return map[string]any{"text": a.text.String(), "meta_info": map[string]any{
 		"id": a.id, "finish_reason": reason, "prompt_tokens": a.usage.Prompt,
-		"completion_tokens": a.usage.Completion, "cached_tokens": a.usage.Details.Cached,
+		"completion_tokens": a.usage.Completion, "cached_tokens": a.usage.cached,
 	}}
 }
 
@@ -55,7 +55,7 @@ func (llamaForm) end(a *reply, text string) any {
 	return map[string]any{
 		"index": 0, "content": text, "tokens": []int{}, "stop": true, "stop_type": kind, "model": a.model,
 		"tokens_predicted": u.Completion, "tokens_evaluated": u.Prompt, "tokens_cached": u.Total,
-		"timings": map[string]any{"cache_n": u.Details.Cached, "prompt_n": u.Prompt - u.Details.Cached, "predicted_n": u.Completion},
+		"timings": map[string]any{"cache_n": u.cached, "prompt_n": u.Prompt - u.cached, "predicted_n": u.Completion},
 	}
 }
 

@@ -58,7 +58,18 @@ type Server struct {
 	Model   string // id that clients see
 	Started time.Time
 	Context int // most tokens of a prompt and its answer together
+	Tells   Tells
 }
+
+// Tells says how a server tells what was found cached.
+type Tells uint8
+
+const (
+	TellsAll     Tells = iota // in every usage, and in headers when the first token is ready
+	TellsEach                 // in every usage, as llama.cpp
+	TellsFound                // in a usage, where anything was: as vLLM and SGLang with their flags
+	TellsNothing              // as they without
+)
 
 // ServeHTTP answers
 //
@@ -163,9 +174,14 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, c *Call) error
 		}
 	}
 	prompt, cached := stream.Prompt()
-	w.Header().Set(dialect.PromptTokensHeader, strconv.Itoa(prompt))
-	w.Header().Set(dialect.CachedTokensHeader, strconv.Itoa(cached))
+	if s.Tells == TellsAll {
+		w.Header().Set(dialect.PromptTokensHeader, strconv.Itoa(prompt))
+		w.Header().Set(dialect.CachedTokensHeader, strconv.Itoa(cached))
+	}
 	a := newReply(w, c, s.Model, prompt, cached)
+	if s.Tells == TellsNothing || s.Tells == TellsFound && cached == 0 {
+		a.usage.Details = nil
+	}
 	for ; ok; text, ok = stream.Next() {
 		a.add(text)
 	}

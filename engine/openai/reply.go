@@ -39,7 +39,7 @@ type reply struct {
 }
 
 func newReply(w http.ResponseWriter, c *Call, model string, prompt, cached int) *reply {
-	return &reply{Call: c, form: c.api.form(), w: w, model: model, created: time.Now(), id: drawID(), usage: usage{Prompt: prompt, Details: usageDetails{cached}}}
+	return &reply{Call: c, form: c.api.form(), w: w, model: model, created: time.Now(), id: drawID(), usage: usage{Prompt: prompt, cached: cached, Details: &usageDetails{cached}}}
 }
 
 // begin starts a stream, once.
