@@ -22,7 +22,7 @@ const (
 // replayed is the i-th request of a trace.
 func (w *Workload) replayed(i int) Request {
 	s := w.stream
-	round, k := i/s.round(), i%s.round()
+	round, k := i/s.Round(), i%s.Round()
 	q := &s.sequences[k]
 	r := Request{Topic: q.topic, Output: q.output}
 	var text strings.Builder

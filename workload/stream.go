@@ -163,7 +163,7 @@ func (s *Stream) fill() error {
 		return fmt.Errorf("its blocks of %d tokens make none of %d; take a multiple or a divisor with --block-tokens", s.unit, s.BlockTokens)
 	}
 	if s.Requests == 0 {
-		s.Requests = s.round()
+		s.Requests = s.Round()
 	}
 	if s.Output == 0 {
 		s.Output = 1
@@ -198,8 +198,8 @@ func (s *Stream) arrive() error {
 	return nil
 }
 
-// round is how many requests come before the source begins again.
-func (s *Stream) round() int {
+// Round is how many requests come before the source begins again.
+func (s *Stream) Round() int {
 	if s.order != nil {
 		return len(s.order)
 	}
@@ -211,7 +211,7 @@ func (s *Stream) Len() int { return s.Requests }
 
 // Item makes the i-th request, 0 <= i < Len. It costs one hash per block.
 func (s *Stream) Item(i int) Item {
-	round, k := i/s.round(), i%s.round()
+	round, k := i/s.Round(), i%s.Round()
 	if s.order != nil {
 		k = int(s.order[k])
 	}

@@ -32,7 +32,7 @@ func simCommand() *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(simRunCommand(), simPaperCommand())
+	cmd.AddCommand(simRunCommand(), simPaperCommand(), simCellsCommand())
 	return cmd
 }
 
