@@ -3,16 +3,19 @@ package mesh
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/hearsay-project/hearsay/mesh/cert"
 )
 
 const (
@@ -31,6 +34,8 @@ const (
 	forwardsMax = 1000
 
 	idleMax = 2 * time.Minute
+
+	headerHop = "Hearsay-Hop" // of a forward: the node that sends it
 )
 
 // newServer is the HTTP server of the peer port. Bodies have no deadline here: a
@@ -38,9 +43,9 @@ const (
 func (m *Mesh) newServer() *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(m.cfg.TLS != nil)
-	protocols.SetUnencryptedHTTP2(m.cfg.TLS == nil)
-	server := &http.Server{
+	protocols.SetHTTP2(m.cfg.Identity != nil)
+	protocols.SetUnencryptedHTTP2(m.cfg.Identity == nil)
+	return &http.Server{
 		Handler:           http.HandlerFunc(m.route),
 		Protocols:         protocols,
 		ReadHeaderTimeout: headerWait + m.port.roundTrip()*3,
@@ -64,10 +69,6 @@ func (m *Mesh) newServer() *http.Server {
 			}
 		},
 	}
-	if m.cfg.TLS != nil {
-		server.TLSConfig = m.cfg.TLS.Clone() // the server writes to it
-	}
-	return server
 }
 
 // serverLog takes what net/http logs. Strangers at the TLS handshake and dead peers
@@ -88,14 +89,14 @@ func (l *serverLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
+// serve serves until the port is closed. Where there are certificates the gate has
+// shaken hands before the server sees a connection.
 func (m *Mesh) serve() {
-	l := &gate{Listener: m.cfg.Listener, port: m.port, full: rate.Sometimes{Interval: time.Minute}}
-	var err error
-	if m.cfg.TLS != nil {
-		err = m.server.ServeTLS(l, "", "")
-	} else {
-		err = m.server.Serve(l)
+	l := newGate(m.cfg.Listener, m.port)
+	if m.cfg.Identity != nil {
+		m.wg.Go(l.greetAll)
 	}
+	err := m.server.Serve(l)
 	if !errors.Is(err, http.ErrServerClosed) && m.ctx.Err() == nil {
 		m.log.Error("peer port stopped serving", "addr", m.cfg.Listener.Addr().String(), "err", err)
 	}
@@ -116,8 +117,8 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	case path == upgradeRumors.path:
 		m.acceptRumors(w, r)
 	case path == upgradeStreams.path:
-		if m.port.fits(w, r, upgradeStreams) {
-			m.transport.acceptStream(w)
+		if version := m.port.fits(w, r, upgradeStreams); version > 0 {
+			m.transport.acceptStream(w, version)
 		}
 	case r.ProtoMajor < 2:
 		// No browser speaks HTTP/2 without TLS, so no web page can reach what
@@ -125,6 +126,8 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "forwards come over HTTP/2", http.StatusHTTPVersionNotSupported)
 	case path == packetsPath:
 		m.transport.acceptPacket(w, r)
+	case r.Header.Get(headerHop) != "" && !m.port.bears(r, r.Header.Get(headerHop)):
+		m.port.refuse(w, r, http.StatusForbidden, cert.Misfit, "it forwards for "+brief(r.Header.Get(headerHop))+", and its certificate is for another")
 	default:
 		m.cfg.Handler.ServeHTTP(w, r)
 	}
@@ -132,10 +135,10 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 
 // newPool is the client side of forwards and packets: pooled HTTP/2 and nothing
 // else. The request's own context bounds what the pings do not.
-func (p *port) newPool(secure *tls.Config) *http.Transport {
+func (p *port) newPool() *http.Transport {
 	protocols := new(http.Protocols)
-	protocols.SetHTTP2(secure != nil)
-	protocols.SetUnencryptedHTTP2(secure == nil)
+	protocols.SetHTTP2(p.cert != nil)
+	protocols.SetUnencryptedHTTP2(p.cert == nil)
 	t := &http.Transport{
 		DialContext:         p.dial,
 		TLSHandshakeTimeout: p.connectWait(),
@@ -146,10 +149,55 @@ func (p *port) newPool(secure *tls.Config) *http.Transport {
 		// client reads slowly must not hold up the others.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: silenceMax, PingTimeout: silenceMax + p.roundTrip()},
 	}
-	if secure != nil {
-		t.TLSClientConfig = secure.Clone()
+	if p.cert != nil {
+		t.DialTLSContext = p.dialPeer
 	}
 	return t
+}
+
+// dialPeer opens a connection to a node under a label of its own.
+func (p *port) dialPeer(ctx context.Context, _, label string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.connectWait())
+	defer cancel()
+	name, addr := labelled(label)
+	c, err := p.dial(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	secure, err := p.secure(ctx, c, name, "h2")
+	if err != nil {
+		c.Close()
+		return nil, reason(err)
+	}
+	return secure, nil
+}
+
+// labelSuffix ends a label, and no IP address.
+const labelSuffix = ".peer"
+
+// label is a host under which the pool keeps connections to the node called name
+// at addr apart from those to any other, though it had been at that address.
+func label(name, addr string) string {
+	if name == "" {
+		return addr
+	}
+	host, portName, _ := net.SplitHostPort(addr)
+	return net.JoinHostPort(name+"."+hex.EncodeToString([]byte(host))+labelSuffix, portName)
+}
+
+// labelled is the inverse of label.
+func labelled(label string) (name, addr string) {
+	host, portName, _ := net.SplitHostPort(label)
+	host, ok := strings.CutSuffix(host, labelSuffix)
+	i := strings.LastIndexByte(host, '.')
+	if !ok || i < 0 {
+		return "", label
+	}
+	ip, err := hex.DecodeString(host[i+1:])
+	if err != nil {
+		return "", label
+	}
+	return host[:i], net.JoinHostPort(string(ip), portName)
 }
 
 // RoundTrip sends req to a peer's Config.Handler. The path and query of req.URL
@@ -170,15 +218,16 @@ func (m *Mesh) RoundTrip(peer string, req *http.Request) (*http.Response, error)
 		}
 		return nil, fmt.Errorf("%s is no member of this mesh", peer)
 	}
-	return m.port.forward(addr, req)
+	return m.port.forward(peer, addr, req)
 }
 
-// forward sends req, whatever its host, to the node at addr.
-func (p *port) forward(addr string, req *http.Request) (*http.Response, error) {
+// forward sends req, whatever its host, to the node at addr. Where there are
+// certificates it has to be the one called name; empty is any.
+func (p *port) forward(name, addr string, req *http.Request) (*http.Response, error) {
 	out, to := req.WithContext(req.Context()), *req.URL
 	to.Scheme, to.Host = "http", addr
-	if p.client != nil {
-		to.Scheme = "https"
+	if p.cert != nil {
+		to.Scheme, to.Host = "https", label(name, addr)
 	}
 	out.URL, out.Host, out.RequestURI = &to, addr, ""
 	return p.pool.RoundTrip(out)

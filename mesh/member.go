@@ -42,6 +42,7 @@ type peer struct {
 	goneAt time.Time
 	unlink context.CancelFunc // ends keepLink, on the side that dials
 	stream *stream
+	life   uint64 // the latest heard since it came
 }
 
 // here says whether OnJoin was told and OnLeave not yet.
@@ -171,12 +172,6 @@ func (e *watcher) NotifyConflict(here, other *memberlist.Node) {
 	e.mesh.clash(here.Name, here.Address(), other.Address())
 }
 
-func (m *Mesh) clash(name, addr, other string) {
-	m.clashes.Do(func() {
-		m.log.Warn("two nodes have one name; give one another --name", "peer", name, "addr", addr, "other", other)
-	})
-}
-
 // present and absent keep OnJoin and OnLeave in turn, whoever noticed first:
 // memberlist, or the stream. They need both locks, and return what to call with
 // the peer's name once mu is released.
@@ -193,7 +188,7 @@ func (m *Mesh) absent(p *peer, state string) func(string) {
 	if !p.here() || m.closed {
 		return nothing
 	}
-	p.State, p.goneAt, p.RTT = state, time.Now(), 0
+	p.State, p.goneAt, p.RTT, p.Trouble, p.life = state, time.Now(), 0, "", 0
 	return func(peer string) { m.cfg.OnLeave(peer, state == StateDead) }
 }
 
@@ -209,6 +204,9 @@ func (m *Mesh) seek() {
 	for m.ctx.Err() == nil && !m.isLeaving() {
 		missing, count, err := m.missing()
 		seeds.say(append(m.join(missing)[:count], err))
+		m.mu.Lock()
+		m.sought = true
+		m.mu.Unlock()
 		pause := wait
 		wait = longer(wait, seekMax)
 		if len(missing) == 0 && err == nil {
@@ -263,7 +261,7 @@ func (s *seedTroubles) say(troubles []error) {
 		}
 		s.said[err.Error()] = true
 		hint := "does a node run there?"
-		if s.mesh.cfg.TLS != nil {
+		if s.mesh.cfg.Identity != nil {
 			hint = "does a node run there, under the same CA?"
 		}
 		log.Warn("cannot join through this seed, trying again; "+hint, "err", err)
@@ -294,7 +292,7 @@ func (m *Mesh) join(addrs []string) []error {
 // be resolved.
 func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 	for _, seed := range m.cfg.Join {
-		found, e := resolve(m.ctx, seed)
+		found, e := resolve(m.ctx, m.cfg.Lookup, seed)
 		if e != nil {
 			err = e
 		}
@@ -329,14 +327,14 @@ func splitSeed(seed string) (host, portName string, err error) {
 }
 
 // resolve turns a seed into ip:port addresses.
-func resolve(ctx context.Context, seed string) ([]string, error) {
+func resolve(ctx context.Context, names lookups, seed string) ([]string, error) {
 	host, portName, err := splitSeed(seed)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupWait)
 	defer cancel()
-	ips, err := lookup(ctx, host)
+	ips, err := lookup(ctx, names, host)
 	if err != nil {
 		return nil, fmt.Errorf("--join %s: %w", seed, err)
 	}
@@ -347,13 +345,19 @@ func resolve(ctx context.Context, seed string) ([]string, error) {
 	return addrs, nil
 }
 
-func lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+// lookups is the type of Config.Lookup.
+type lookups = func(ctx context.Context, name string) ([]netip.Addr, error)
+
+func lookup(ctx context.Context, names lookups, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{ip}, nil
 	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	ips, err := names(ctx, host)
 	for i := range ips {
 		ips[i] = ips[i].Unmap()
+	}
+	if err == nil && len(ips) == 0 {
+		err = fmt.Errorf("%s has no address", host)
 	}
 	return ips, err
 }

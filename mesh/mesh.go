@@ -13,8 +13,8 @@
 package mesh
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -32,18 +32,24 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/mesh/cert"
 )
 
 // Config says who this node is and whom it trusts. Callbacks may be nil.
 type Config struct {
-	Name      string       // unique; 1 to gossip.MaxName of letters, digits, "-", "_" and "."
-	Listener  net.Listener // the peer port, bound; the mesh closes it
-	Advertise string       // HOST:PORT that peers dial; empty: the listener's address
-	Join      []string     // seeds, HOST:PORT or dns:NAME:PORT, resolved anew at each try
-	TLS       *tls.Config  // from LoadTLS; nil: none, and then loopback only
-	Insecure  bool         // let anyone in who reaches the port, beyond loopback and without TLS
+	Name      string         // unique; 1 to gossip.MaxName of letters, digits, "-", "_" and "."
+	Listener  net.Listener   // the peer port, bound; the mesh closes it
+	Advertise string         // HOST:PORT that peers dial; empty: the listener's address
+	Join      []string       // seeds, HOST:PORT or dns:NAME:PORT, resolved anew at each try
+	Identity  *cert.Identity // certificates; nil: none, and then loopback only
+	Insecure  bool           // let anyone in who reaches the port, beyond loopback and without certificates
 
-	Dial func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
+	// Naming is told to peers; one who makes other names is refused, in a sentence.
+	// Zero: this node says nothing and asks nothing.
+	Naming Naming
+
+	Dial   func(ctx context.Context, addr string) (net.Conn, error)     // nil: TCP
+	Lookup func(ctx context.Context, name string) ([]netip.Addr, error) // of a seed's name; nil: the system's resolver
 
 	// Simulated one-way latency of every message this node sends to a peer, plus
 	// or minus a uniform jitter: the paper's communication delay, for experiments.
@@ -59,6 +65,10 @@ type Config struct {
 	OnLeave func(peer string, died bool) // it said goodbye, or is declared dead
 	OnLost  func(peer string)            // its rumor stream broke without a goodbye; a dead process shows so at once
 
+	// OnRemembered is called as OnRumor is, with the latest life of this node that a
+	// peer has heard. Later than its own, it was lived by a clock that was ahead.
+	OnRemembered func(life uint64)
+
 	Log *slog.Logger // nil: none
 }
 
@@ -68,7 +78,10 @@ type Peer struct {
 	// State is "alive"; "suspect": alive for memberlist, but its rumor stream
 	// broke; "dead"; or "left", after a goodbye.
 	State string
-	RTT   time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
+	// Trouble is why there is no rumor stream with it, in a sentence for its
+	// operator; empty where nobody has to do anything.
+	Trouble string
+	RTT     time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
 	Stats
 }
 
@@ -79,25 +92,29 @@ type Stats struct {
 
 // Mesh is an open peer port. All its methods may be called from anywhere.
 type Mesh struct {
-	cfg       Config
-	log       *slog.Logger
-	port      *port
-	transport *transport
-	members   *memberlist.Memberlist
-	server    *http.Server
-	addr      string // that peers dial, ip:port
-	ctx       context.Context
-	cancel    context.CancelFunc
-	wg        sync.WaitGroup
-	parted    chan struct{}  // wakes seek
-	leave     sync.Mutex     // held while leaving
-	clashes   rate.Sometimes // of names, said
-	turn      sync.Mutex     // held while a change of membership is made and told; before mu
+	cfg         Config
+	log         *slog.Logger
+	port        *port
+	transport   *transport
+	members     *memberlist.Memberlist
+	server      *http.Server
+	addr        string // that peers dial, ip:port
+	ctx         context.Context
+	cancel      context.CancelFunc
+	wg          sync.WaitGroup
+	parted      chan struct{}  // wakes seek
+	leave       sync.Mutex     // held while leaving
+	clashSeldom rate.Sometimes // says which names clash
+	opened      time.Time
+	turn        sync.Mutex // held while a change of membership is made and told; before mu
 
 	mu      sync.Mutex
 	peers   map[string]*peer
 	latest  *spoken // what a new stream begins with
 	stats   Stats
+	clashes map[string]*clash // by name
+	sought  bool              // every seed was asked once
+	settled bool
 	leaving bool
 	closed  bool
 }
@@ -117,18 +134,14 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	m := &Mesh{
 		cfg: cfg, log: cfg.Log, peers: map[string]*peer{},
 		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
-		clashes: rate.Sometimes{Interval: time.Minute}, parted: make(chan struct{}, 1),
+		clashes: map[string]*clash{}, clashSeldom: rate.Sometimes{Interval: time.Minute},
+		parted: make(chan struct{}, 1), opened: time.Now(),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	m.port = &port{
-		name: cfg.Name, addr: m.addr, raw: cfg.Dial, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
-		log: cfg.Log, wg: &m.wg, ctx: m.ctx, open: map[*portConn]bool{}, said: map[string]bool{},
-	}
-	if cfg.TLS != nil {
-		m.port.client = cfg.TLS.Clone()
-		m.port.client.NextProtos = []string{"http/1.1"}
-	}
-	m.port.pool = m.port.newPool(cfg.TLS)
+	m.port = newPort(&port{
+		name: cfg.Name, addr: m.addr, raw: cfg.Dial, cert: cfg.Identity, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
+		log: cfg.Log, wg: &m.wg, ctx: m.ctx,
+	})
 	m.transport = newTransport(m.port, ip, tcpPort)
 	m.server = m.newServer()
 	m.members, err = memberlist.Create(membership(cfg.Name, m.transport, &watcher{mesh: m, refused: rate.Sometimes{Interval: time.Minute}}))
@@ -139,11 +152,13 @@ func Open(cfg Config) (_ *Mesh, err error) {
 	m.transport.outlive(cfg.Name, time.Now())
 	m.wg.Go(m.serve)
 	m.wg.Go(m.seek)
+	if cfg.Identity != nil {
+		m.wg.Go(m.watchCertificates)
+	}
 	return m, nil
 }
 
-// check fills in defaults and returns the address that peers dial.
-func check(cfg *Config) (net.IP, int, error) {
+func (cfg *Config) setDefaults() {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -161,10 +176,23 @@ func check(cfg *Config) (net.IP, int, error) {
 	if cfg.OnRumor == nil {
 		cfg.OnRumor = func(gossip.Rumor) {}
 	}
+	if cfg.OnRemembered == nil {
+		cfg.OnRemembered = func(uint64) {}
+	}
+	if cfg.Lookup == nil {
+		cfg.Lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+		}
+	}
 	if cfg.Dial == nil {
 		dialer := &net.Dialer{}
 		cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
 	}
+}
+
+// check fills in defaults and returns the address that peers dial.
+func check(cfg *Config) (net.IP, int, error) {
+	cfg.setDefaults()
 	if !goodName.MatchString(cfg.Name) {
 		return nil, 0, fmt.Errorf(`name %q is not 1 to %d letters, digits, "-", "_" or "."; give another with --name`, cfg.Name, gossip.MaxName)
 	}
@@ -173,9 +201,15 @@ func check(cfg *Config) (net.IP, int, error) {
 			return nil, 0, err
 		}
 	}
+	if cfg.Identity != nil && cfg.Identity.Name() != cfg.Name {
+		return nil, 0, fmt.Errorf("this node is called %s and its certificate is opened for %s", cfg.Name, cfg.Identity.Name())
+	}
 	bound := cfg.Listener.Addr().String()
-	if at, err := netip.ParseAddrPort(bound); (err != nil || !at.Addr().IsLoopback()) && cfg.TLS == nil && !cfg.Insecure {
-		return nil, 0, fmt.Errorf("peer port %s is not loopback and has no certificates; give --peer-cert, --peer-key and --peer-ca, or --insecure-peers to accept anyone", bound)
+	if at, err := netip.ParseAddrPort(bound); (err != nil || !at.Addr().IsLoopback()) && cfg.Identity == nil {
+		if !cfg.Insecure {
+			return nil, 0, fmt.Errorf("peer port %s is not loopback and has no certificates; give --peer-cert, --peer-key and --peer-ca, or --insecure-peers to accept anyone", bound)
+		}
+		cfg.Log.Warn("INSECURE: whoever reaches the peer port is a peer, and prompts, answers and keys cross the network in the clear; `hearsay cert` makes certificates", "peers", bound)
 	}
 	if cfg.Advertise == "" {
 		cfg.Advertise = bound
@@ -191,7 +225,7 @@ func check(cfg *Config) (net.IP, int, error) {
 	// memberlist spreads IP addresses, so a host name becomes one here.
 	ctx, cancel := context.WithTimeout(context.Background(), lookupWait)
 	defer cancel()
-	ips, err := lookup(ctx, host)
+	ips, err := lookup(ctx, cfg.Lookup, host)
 	if err != nil {
 		return nil, 0, fmt.Errorf("--advertise %s: %w", cfg.Advertise, err)
 	}
@@ -228,10 +262,37 @@ func (m *Mesh) Peers() []Peer {
 	defer m.mu.Unlock()
 	peers := make([]Peer, 0, len(m.peers))
 	for _, p := range m.peers {
-		peers = append(peers, p.Peer)
+		out := p.Peer
+		out.Trouble = cmp.Or(out.Trouble, m.clashOf(p.Name))
+		peers = append(peers, out)
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
 	return peers
+}
+
+// settleMax bounds how long a node waits for its peers' trees.
+const settleMax = 5 * time.Second
+
+// Settled says whether this node has looked for the others and heard each of them, so
+// that it knows what they have cached. Where a seed or a peer does not answer, it is
+// so after settleMax at the latest. Once it is so it stays.
+func (m *Mesh) Settled() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.settled || time.Since(m.opened) >= settleMax {
+		m.settled = true
+		return true
+	}
+	if !m.sought {
+		return false
+	}
+	for _, p := range m.peers {
+		if p.member && p.life == 0 && p.Trouble == "" {
+			return false
+		}
+	}
+	m.settled = true
+	return true
 }
 
 // Stats returns the counters.

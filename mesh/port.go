@@ -2,27 +2,29 @@ package mesh
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/mesh/cert"
 )
 
 const (
-	// connsMax bounds the connections accepted at one time. A peer keeps about
-	// five, so this is 200 peers; what comes beyond is closed unread.
-	connsMax = 1024
-
 	// headerWait bounds the TLS handshake and the request header of a connection.
 	headerWait = 10 * time.Second
 
@@ -37,57 +39,45 @@ const (
 	connectWait = 5 * time.Second
 )
 
-// An upgrade is an endpoint of the peer port that turns an HTTP/1.1 connection
-// into a stream of bytes (RFC 9110, section 7.8):
-//
-//	GET /hearsay/v1/rumors HTTP/1.1
-//	Host: 10.0.0.2:7946
-//	Connection: Upgrade
-//	Upgrade: hearsay-rumor/1
-//	Hearsay-From: n1
-//	Hearsay-To: n2              (rumors only: who should be at that address)
-//	Hearsay-Addr: 10.0.0.1:7946 (rumors only: where the dialler itself is dialled)
-//
-// is answered 101 with the same Connection, Upgrade and a Hearsay-From of the
-// answerer, or with another status and one sentence. The dialler speaks only
-// after the 101. The number in the token is the protocol's version.
-type upgrade struct{ path, token string }
-
-var (
-	upgradeRumors  = upgrade{"/hearsay/v1/rumors", "hearsay-rumor/1"}
-	upgradeStreams = upgrade{"/hearsay/v1/streams", "hearsay-stream/1"}
-)
-
-const (
-	headerFrom = "Hearsay-From"
-	headerTo   = "Hearsay-To"
-	headerAddr = "Hearsay-Addr"
-)
-
 // port opens and accepts every connection of a mesh, knows all that are open, and
 // dresses them: link delay beneath, TLS above.
 type port struct {
 	name, addr    string
 	raw           func(ctx context.Context, addr string) (net.Conn, error)
-	client        *tls.Config     // of upgrades; nil: no TLS
+	cert          *cert.Identity  // nil: no TLS
 	pool          *http.Transport // of HTTP/2 connections
 	delay, jitter time.Duration
 	log           *slog.Logger
 	wg            *sync.WaitGroup
 	ctx           context.Context // ends with the mesh
 
-	mu       sync.Mutex
-	open     map[*portConn]bool
-	accepted int
-	closed   bool
-	said     map[string]bool // refusals logged as warnings
+	mu        sync.Mutex
+	open      map[*portConn]bool
+	greetings []*portConn // inbound, their handshakes under way, the oldest first
+	accepted  int         // inbound, others
+	strangers map[netip.Prefix]*rate.Limiter
+	closed    bool
+	said      map[string]bool // refusals logged as warnings
+	refused   map[string]uint64
+	seldom    map[string]*rate.Sometimes // warns of them, by reason
 }
 
-// portConn is a connection that the port knows until it is closed.
+// newPort makes the port of a mesh; its log and context have to be set before.
+func newPort(p *port) *port {
+	p.open, p.strangers, p.said = map[*portConn]bool{}, map[netip.Prefix]*rate.Limiter{}, map[string]bool{}
+	p.refused, p.seldom = map[string]uint64{}, map[string]*rate.Sometimes{}
+	p.pool = p.newPool()
+	return p
+}
+
+// portConn is a connection that the port knows until it is closed. The port's lock
+// guards what it knows of it.
 type portConn struct {
 	net.Conn
 	port    *port
-	inbound bool
+	counted bool                // in port.accepted
+	name    string              // of the node that was dialled, if known
+	chain   []*x509.Certificate // that the other end has shown
 	once    sync.Once
 }
 
@@ -96,7 +86,8 @@ func (c *portConn) Close() error {
 		c.port.mu.Lock()
 		defer c.port.mu.Unlock()
 		delete(c.port.open, c)
-		if c.inbound {
+		c.port.greeted(c)
+		if c.counted {
 			c.port.accepted--
 		}
 	})
@@ -104,23 +95,47 @@ func (c *portConn) Close() error {
 }
 
 // admit takes a fresh connection in, or closes it and returns nil: when the port
-// is closed, or full.
-func (p *port) admit(c net.Conn, inbound bool) net.Conn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || inbound && p.accepted >= connsMax {
-		c.Close()
-		return nil
-	}
+// is closed or full, or it comes from a host that fails too often.
+func (p *port) admit(raw net.Conn, inbound bool) net.Conn {
 	if p.delay > 0 || p.jitter > 0 {
-		c = newDelayConn(c, p.delay, p.jitter, p.wg)
+		raw = newDelayConn(raw, p.delay, p.jitter, p.wg)
 	}
-	pc := &portConn{Conn: c, port: p, inbound: inbound}
-	p.open[pc] = true
-	if inbound {
+	c := &portConn{Conn: raw, port: p}
+	refused, oldest := "", (*portConn)(nil)
+	p.mu.Lock()
+	closed := p.closed
+	switch {
+	case closed || !inbound:
+	case p.cert != nil:
+		var ok bool
+		if ok, oldest = p.welcome(c); !ok {
+			refused = refusedFlood
+		}
+	case p.accepted >= connsMax:
+		refused = refusedFull
+	default:
+		c.counted = true
 		p.accepted++
 	}
-	return pc
+	if !closed && refused == "" {
+		p.open[c] = true
+	}
+	p.mu.Unlock()
+	if oldest != nil {
+		p.turnAway(refusedFlood, "more handshakes than the peer port waits for; closing the oldest", "remote", oldest.RemoteAddr().String(), "handshakes", greetingsMax)
+		oldest.Close()
+	}
+	switch refused {
+	case refusedFlood:
+		p.turnAway(refusedFlood, "handshakes from one host fail too often; closing what comes beyond", "remote", raw.RemoteAddr().String(), "per_second", strangerRate)
+	case refusedFull:
+		p.turnAway(refusedFull, "peer port is full; closing what comes beyond", "connections", connsMax)
+	}
+	if closed || refused != "" {
+		raw.Close()
+		return nil
+	}
+	return c
 }
 
 // shut closes every connection and lets no new one in.
@@ -134,26 +149,6 @@ func (p *port) shut() {
 	p.mu.Unlock()
 	for _, c := range open {
 		c.Close()
-	}
-}
-
-// gate is the listener that the HTTP server accepts from.
-type gate struct {
-	net.Listener
-	port *port
-	full rate.Sometimes // says so
-}
-
-func (g *gate) Accept() (net.Conn, error) {
-	for {
-		c, err := g.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if c := g.port.admit(c, true); c != nil {
-			return c, nil
-		}
-		g.full.Do(func() { g.port.log.Warn("peer port is full; closing what comes beyond", "connections", connsMax) })
 	}
 }
 
@@ -179,73 +174,89 @@ func (p *port) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 }
 
 // upgrade opens a connection to addr as a stream of bytes. Of the header, to names
-// who should answer; empty is anyone.
-func (p *port) upgrade(ctx context.Context, addr string, u upgrade, to string) (net.Conn, error) {
+// who should answer; empty is anyone. What say holds is said beside it, and what the
+// other end says is returned, with the version that both speak.
+func (p *port) upgrade(ctx context.Context, addr string, u upgrade, to string, say http.Header) (net.Conn, http.Header, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.connectWait())
 	defer cancel()
 	c, err := p.dial(ctx, "tcp", addr)
 	if err != nil {
-		return nil, reason(err)
+		return nil, nil, 0, reason(err)
 	}
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	up, err := p.ask(ctx, c, addr, u, to)
+	up, said, version, err := p.ask(ctx, c, addr, u, to, say)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		c.Close()
-		return nil, reason(err)
+		return nil, nil, 0, reason(err)
 	}
-	return up, nil
+	return up, said, version, nil
 }
 
 // reason is err without the addresses of one connection, so that the same trouble
-// reads the same each time.
+// reads the same each time, and in the operator's terms.
 func reason(err error) error {
-	if op, ok := errors.AsType[*net.OpError](err); ok {
+	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return fmt.Errorf("it speaks no TLS here (%s); give --peer-cert, --peer-key and --peer-ca to all nodes or to none", plain.Msg)
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	switch {
+	case !ok:
+		return err
+	case op.Op == "remote error":
+		return fmt.Errorf("it refuses this node's certificate: %w", op.Err)
+	default:
 		return op.Err
 	}
-	return err
 }
 
-func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to string) (net.Conn, error) {
-	if p.client != nil {
-		secure := tls.Client(c, p.client)
-		if err := secure.HandshakeContext(ctx); err != nil {
-			return nil, err
+func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to string, say http.Header) (net.Conn, http.Header, int, error) {
+	if p.cert != nil {
+		var err error
+		if c, err = p.secure(ctx, c, to, "http/1.1"); err != nil {
+			return nil, nil, 0, err
 		}
-		c = secure
 	}
 	req, err := http.NewRequest(http.MethodGet, "http://"+addr+u.path, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, 0, err
+	}
+	req.Header = say.Clone()
+	if req.Header == nil {
+		req.Header = http.Header{}
 	}
 	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", u.token)
+	req.Header.Set("Upgrade", u.offer())
 	req.Header.Set(headerFrom, p.name)
 	if to != "" {
 		req.Header.Set(headerTo, to)
+	}
+	if u == upgradeRumors {
 		req.Header.Set(headerAddr, p.addr)
 	}
 	if err := req.Write(c); err != nil {
-		return nil, err
+		return nil, nil, 0, err
 	}
-	r := bufio.NewReader(c)
+	r := bufio.NewReader(&io.LimitedReader{R: c, N: headerBytesMax})
 	resp, err := http.ReadResponse(r, req)
 	if err != nil {
-		return nil, err
+		return nil, nil, 0, err
 	}
-	switch from := resp.Header.Get(headerFrom); {
+	from, version := resp.Header.Get(headerFrom), u.choose(resp.Header.Get("Upgrade"))
+	switch {
 	case resp.StatusCode != http.StatusSwitchingProtocols:
 		sentence, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
 		said := cmp.Or(strings.TrimSpace(string(sentence)), http.StatusText(resp.StatusCode))
-		return nil, refusal{resp.StatusCode, said}
-	case !strings.EqualFold(resp.Header.Get("Upgrade"), u.token):
-		return nil, fmt.Errorf("it speaks %q, this node %s", resp.Header.Get("Upgrade"), u.token)
+		return nil, nil, 0, refusal{resp.StatusCode, said}
+	case version == 0:
+		return nil, nil, 0, fmt.Errorf("it speaks %q, this node %s", resp.Header.Get("Upgrade"), u.offer())
 	case to != "" && from != to:
-		return nil, fmt.Errorf("it is called %q, not %s", from, to)
+		return nil, nil, 0, fmt.Errorf("it is called %q, not %s", from, to)
 	}
-	return &upgraded{c, r}, nil
+	ahead, _ := r.Peek(r.Buffered())
+	return &upgraded{c, bytes.NewReader(ahead)}, resp.Header, version, nil
 }
 
 // refusal is another answer than 101.
@@ -256,41 +267,75 @@ type refusal struct {
 
 func (r refusal) Error() string { return fmt.Sprintf("refused with %d: %s", r.status, r.said) }
 
-// upgraded is a connection of which a reader may have read ahead.
+// upgraded is a connection of which the beginning has been read ahead.
 type upgraded struct {
 	net.Conn
-	r *bufio.Reader
+	ahead *bytes.Reader
 }
 
-func (c *upgraded) Read(b []byte) (int, error) { return c.r.Read(b) }
-
-// fits says whether a request asks for u, in this version, of this node. If not, a
-// refusal is written, and logged: it is some operator's mistake.
-func (p *port) fits(w http.ResponseWriter, r *http.Request, u upgrade) bool {
-	switch to, token := r.Header.Get(headerTo), r.Header.Get("Upgrade"); {
-	case r.ProtoMajor != 1 || token == "" || !strings.EqualFold(r.Header.Get("Connection"), "upgrade"):
-		p.refuse(w, r, http.StatusBadRequest, "this is an endpoint for peers: ask for Upgrade: "+u.token)
-	case token != u.token:
-		w.Header().Set("Upgrade", u.token)
-		p.refuse(w, r, http.StatusUpgradeRequired, fmt.Sprintf("%s speaks %s, not %s; run one version on all nodes", p.name, u.token, token))
-	case to != "" && to != p.name:
-		p.refuse(w, r, http.StatusMisdirectedRequest, fmt.Sprintf("this is %s, not %s; is --advertise of one of them wrong?", p.name, to))
-	default:
-		return true
+func (c *upgraded) Read(b []byte) (int, error) {
+	if c.ahead.Len() > 0 {
+		return c.ahead.Read(b)
 	}
-	return false
+	return c.Conn.Read(b)
+}
+
+// fits says whether a request asks for u, in a version that this node speaks, of this
+// node, and by the one whose name it gives. If not, 0 is returned and a refusal is
+// written, and logged: it is some operator's mistake.
+func (p *port) fits(w http.ResponseWriter, r *http.Request, u upgrade) (version int) {
+	offer := r.Header.Get("Upgrade")
+	version = u.choose(offer)
+	switch from, to := r.Header.Get(headerFrom), r.Header.Get(headerTo); {
+	case r.ProtoMajor != 1 || offer == "" || !strings.EqualFold(r.Header.Get("Connection"), "upgrade"):
+		p.refuse(w, r, http.StatusBadRequest, refusedRequest, "this is an endpoint for peers: ask for Upgrade: "+u.offer())
+	case version == 0:
+		w.Header().Set("Upgrade", u.offer())
+		p.refuse(w, r, http.StatusUpgradeRequired, refusedVersion, fmt.Sprintf("%s speaks %s, not %s; upgrade nodes one version at a time", p.name, u.offer(), brief(offer)))
+	case !p.bears(r, from):
+		p.refuse(w, r, http.StatusForbidden, cert.Misfit, fmt.Sprintf("it calls itself %s, and its certificate is for %s", brief(from), strings.Join(cert.Names(r.TLS.PeerCertificates[0]), ", ")))
+	case to != "" && to != p.name:
+		p.refuse(w, r, http.StatusMisdirectedRequest, refusedName, fmt.Sprintf("this is %s, not %s; is --advertise of one of them wrong?", p.name, brief(to)))
+	default:
+		return version
+	}
+	return 0
+}
+
+// bears says whether the sender of r may call itself name. Without certificates
+// anyone may.
+func (p *port) bears(r *http.Request, name string) bool {
+	return p.cert == nil || cert.Bears(r.TLS.PeerCertificates[0], name)
+}
+
+// brief bounds what a stranger can put into a line of the log.
+func brief(s string) string {
+	if len(s) > gossip.MaxName {
+		s = strings.ToValidUTF8(s[:gossip.MaxName], "") + "..."
+	}
+	return s
 }
 
 // accept completes an upgrade that fits; nil if the dialler is gone or spoke
-// before its turn.
-func (p *port) accept(w http.ResponseWriter, u upgrade) net.Conn {
+// before its turn. What say holds is said beside the answer.
+func (p *port) accept(w http.ResponseWriter, u upgrade, version int, say http.Header) net.Conn {
 	c, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		p.log.Warn("peer connection cannot be upgraded", "err", err)
 		return nil
 	}
 	c.SetDeadline(time.Now().Add(p.connectWait()))
-	_, err = fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n", u.token, headerFrom, p.name)
+	answer := bytes.NewBufferString("HTTP/1.1 101 Switching Protocols\r\n")
+	say = say.Clone()
+	if say == nil {
+		say = http.Header{}
+	}
+	say.Set("Connection", "Upgrade")
+	say.Set("Upgrade", u.token(version))
+	say.Set(headerFrom, p.name)
+	_ = say.Write(answer) // a buffer takes everything
+	answer.WriteString("\r\n")
+	_, err = c.Write(answer.Bytes())
 	if err != nil || buffered.Reader.Buffered() > 0 {
 		c.Close()
 		return nil
@@ -299,11 +344,12 @@ func (p *port) accept(w http.ResponseWriter, u upgrade) net.Conn {
 	return c
 }
 
-// refuse answers with a sentence. A peer tries again for ever, so the same
-// refusal warns once, or once more when very many were said since.
-func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, sentence string) {
-	from, level := r.Header.Get(headerFrom), slog.LevelDebug
+// refuse answers with a sentence, and counts. A peer tries again for ever, so the
+// same refusal warns once, or once more when very many were said since.
+func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, why, sentence string) {
+	from, level := brief(r.Header.Get(headerFrom)), slog.LevelDebug
 	p.mu.Lock()
+	p.refused[why]++
 	if len(p.said) >= saidMax {
 		clear(p.said)
 	}
@@ -311,6 +357,6 @@ func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, senten
 		p.said[from+sentence], level = true, slog.LevelWarn
 	}
 	p.mu.Unlock()
-	p.log.Log(r.Context(), level, "peer refused", "peer", from, "remote", r.RemoteAddr, "reason", sentence)
+	p.log.Log(r.Context(), level, "peer refused", "peer", from, "remote", r.RemoteAddr, "reason", why, "err", sentence)
 	http.Error(w, sentence, status)
 }

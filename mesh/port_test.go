@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -97,12 +98,12 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 			{"n5", "n5", upgradeRumors, "refused with 409: two nodes are called n5; give one another --name"},
 			{"n6", "n5", upgradeRumors, "refused with 400: n5 dials n6"},
 			{"n4", "n5", upgradeRumors, "refused with 503: n5 has not heard of n4 yet"},
-			{"n4", "", upgrade{upgradeStreams.path, "hearsay-stream/2"}, "refused with 426: n5 speaks hearsay-stream/1, not hearsay-stream/2; run one version on all nodes"},
-			{"n4", "", upgrade{packetsPath, "hearsay-packet/1"}, "refused with 505"},
-			{"n4", "", upgrade{"/v1/chat", "chat/1"}, "refused with 505"},
+			{"n4", "", upgrade{upgradeStreams.path, "hearsay-stream", 2, 3}, "refused with 426: n5 speaks hearsay-stream/1, not hearsay-stream/3, hearsay-stream/2; upgrade nodes one version at a time"},
+			{"n4", "", upgrade{packetsPath, "hearsay-packet", 1, 1}, "refused with 505"},
+			{"n4", "", upgrade{"/v1/chat", "chat", 1, 1}, "refused with 505"},
 		} {
 			p := dialler(t, network, c.from)
-			conn, err := p.upgrade(t.Context(), addr, c.u, c.to)
+			conn, _, _, err := p.upgrade(t.Context(), addr, c.u, c.to, nil)
 			if err == nil {
 				conn.Close()
 			}
@@ -119,7 +120,7 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 // dialler is the dialling half of a port that belongs to no mesh.
 func dialler(t *testing.T, network *memnet.Network, name string) *port {
 	m := &Mesh{}
-	p := &port{name: name, raw: network.Dial, wg: &m.wg, ctx: t.Context(), open: map[*portConn]bool{}}
+	p := newPort(&port{name: name, raw: network.Dial, wg: &m.wg, ctx: t.Context(), log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(p.shut)
 	return p
 }
@@ -152,7 +153,7 @@ func TestIdlersAreCutOff(t *testing.T) {
 				t.Error("a connection beyond the limit is open")
 			}
 		}
-		if got := strings.Count(node.log(), "peer port is full"); got != 1 {
+		if got := strings.Count(node.log(), `level=WARN msg="peer port is full`); got != 1 {
 			t.Errorf("said %d times that the port is full, want once", got)
 		}
 		time.Sleep(headerWait)

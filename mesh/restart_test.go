@@ -88,7 +88,7 @@ func TestDiallerIntroducesItself(t *testing.T) {
 		network := memnet.New()
 		nodes := []*testNode{start(t, network, 1, nil, nil), start(t, network, 2, nil, nil)}
 		time.Sleep(time.Minute)
-		nodes[1].transport.send(aliveMessage("n2", []byte{127, 0, 0, 2}, 7946, 1, 5, 2, 0, 0, 0), nodes[0].Addr())
+		nodes[1].transport.send(aliveMessage("n2", []byte{127, 0, 0, 2}, 7946, 1, 5, 2, 0, 0, 0), at(nodes[0]))
 		eventually(t, 200*time.Millisecond, "a stream", func() bool { return connected(nodes) })
 	})
 }

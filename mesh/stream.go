@@ -50,12 +50,13 @@ func newSpoken(r gossip.Rumor, last *spoken) *spoken {
 // stream is the rumor connection to one peer. What waits to be sent is one slot of
 // each kind, the newest wins, so nothing ever waits for the peer but its writer.
 type stream struct {
-	mesh *Mesh
-	peer *peer
-	conn net.Conn
-	wake chan struct{} // the writer has something to look at
-	done chan struct{} // closed when reading has ended: the writer ends too
-	gone chan struct{} // closed when the stream has ended for everyone
+	mesh   *Mesh
+	peer   *peer
+	conn   net.Conn
+	speaks int           // version of the protocol that both ends speak
+	wake   chan struct{} // the writer has something to look at
+	done   chan struct{} // closed when reading has ended: the writer ends too
+	gone   chan struct{} // closed when the stream has ended for everyone
 
 	mu      sync.Mutex
 	rumor   *spoken
@@ -194,6 +195,7 @@ func (s *stream) hear(payload []byte) error {
 	s.mesh.count(s.peer, 0, frameHeader+len(payload))
 	s.give(func() { s.ack = &ack{r.Life, r.Version} })
 	s.mesh.cfg.OnRumor(r)
+	s.mesh.heard(s.peer, r.Life)
 	return nil
 }
 
@@ -220,13 +222,14 @@ func (s *stream) acked(payload []byte) error {
 func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
 	wait, said := linkRetryMin, ""
 	for ctx.Err() == nil && !m.isLeaving() {
-		conn, err := m.port.upgrade(ctx, addr, upgradeRumors, p.Name)
+		conn, heard, version, err := m.port.upgrade(ctx, addr, upgradeRumors, p.Name, m.greeting(p.Name))
 		began := time.Now()
 		if err == nil {
-			m.newStream(p, conn).run()
+			m.remember(heard)
+			m.newStream(p, conn, version).run()
 		} else if ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			m.log.Info("no rumor stream yet", "peer", p.Name, "addr", addr, "err", err)
+			m.log.Log(ctx, m.unlinked(p.Name, err), "no rumor stream yet", "peer", p.Name, "addr", addr, "err", err)
 		}
 		if no, ok := errors.AsType[refusal](err); ok && (no.status == http.StatusServiceUnavailable || no.status == http.StatusConflict) {
 			m.members.Join([]string{addr}) // it does not know this node, or at another address: tell it
@@ -239,10 +242,27 @@ func (m *Mesh) keepLink(ctx context.Context, p *peer, addr string) {
 	}
 }
 
+// unlinked takes in why a peer that was dialled gave no stream, and returns how
+// loudly to say so: what an operator has to mend is a warning.
+func (m *Mesh) unlinked(name string, err error) slog.Level {
+	no, ok := errors.AsType[refusal](err)
+	if !ok {
+		return slog.LevelInfo
+	}
+	switch no.status {
+	case http.StatusForbidden, http.StatusConflict, http.StatusPreconditionFailed, http.StatusUpgradeRequired:
+		m.trouble(name, no.said)
+		return slog.LevelWarn
+	default:
+		return slog.LevelInfo
+	}
+}
+
 // acceptRumors serves the stream of a peer with a smaller name: of each pair the
 // smaller name dials, so that there is one stream and not two.
 func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
-	if !m.port.fits(w, r, upgradeRumors) {
+	version := m.port.fits(w, r, upgradeRumors)
+	if version == 0 {
 		return
 	}
 	from, addr := r.Header.Get(headerFrom), r.Header.Get(headerAddr)
@@ -255,10 +275,10 @@ func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
 	m.mu.Unlock()
 	switch {
 	case from == m.cfg.Name:
-		m.port.refuse(w, r, http.StatusConflict, "two nodes are called "+from+"; give one another --name")
+		m.port.refuse(w, r, http.StatusConflict, refusedName, "two nodes are called "+from+"; give one another --name")
 		return
 	case from > m.cfg.Name:
-		m.port.refuse(w, r, http.StatusBadRequest, fmt.Sprintf("%s dials %s, not the other way: the smaller name dials", m.cfg.Name, from))
+		m.port.refuse(w, r, http.StatusBadRequest, refusedRequest, fmt.Sprintf("%s dials %s, not the other way: the smaller name dials", m.cfg.Name, from))
 		return
 	case leaving:
 		http.Error(w, m.cfg.Name+" is leaving", http.StatusServiceUnavailable)
@@ -274,14 +294,20 @@ func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("to %s %s is the node at %s; two nodes may have one name", m.cfg.Name, from, known), http.StatusConflict)
 		return
 	}
-	if conn := m.port.accept(w, upgradeRumors); conn != nil {
-		m.newStream(p, conn).run()
+	if sentence := m.cfg.Naming.differ(m.cfg.Name, from, r.Header.Get(headerNames)); sentence != "" {
+		m.trouble(from, sentence)
+		m.port.refuse(w, r, http.StatusPreconditionFailed, refusedNaming, sentence)
+		return
+	}
+	if conn := m.port.accept(w, upgradeRumors, version, m.greeting(from)); conn != nil {
+		m.remember(r.Header)
+		m.newStream(p, conn, version).run()
 	}
 }
 
-func (m *Mesh) newStream(p *peer, conn net.Conn) *stream {
+func (m *Mesh) newStream(p *peer, conn net.Conn, version int) *stream {
 	return &stream{
-		mesh: m, peer: p, conn: conn,
+		mesh: m, peer: p, conn: conn, speaks: version,
 		wake: make(chan struct{}, 1), done: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
@@ -300,7 +326,7 @@ func (m *Mesh) attach(s *stream) bool {
 	if p.stream != nil {
 		p.stream.hangUp()
 	}
-	p.stream = s
+	p.stream, p.Trouble = s, ""
 	back := p.State == StateSuspect
 	told := m.present(p)
 	if m.latest != nil {

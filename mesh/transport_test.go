@@ -40,22 +40,35 @@ func TestPacketsAreBestEffort(t *testing.T) {
 	})
 }
 
-// A packet longer than any of memberlist's is not read to its end.
-func TestLongPacketIsRefused(t *testing.T) {
+// A packet that is longer than any of memberlist's, or none of its own, is not taken.
+func TestStrangePacketsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		node := startAll(t, memnet.New(), 2, nil)[0]
-		for length, want := range map[int]int{packetMax: http.StatusNoContent, packetMax + 1: http.StatusBadRequest} {
-			req, _ := http.NewRequest(http.MethodPost, packetsPath, strings.NewReader(strings.Repeat("x", length)))
-			resp, err := node.port.forward("127.0.0.2:7946", req)
+		nodes := startAll(t, memnet.New(), 2, nil)
+		good := string(aliveMessage("n1", []byte{127, 0, 0, 1}, 7946, 1, 5, 2, 0, 0, 0))
+		for packet, want := range map[string]int{
+			good:       http.StatusNoContent,
+			good + "x": http.StatusBadRequest,
+			strings.Repeat(good, packetMax/len(good)+1): http.StatusBadRequest,
+			"x": http.StatusBadRequest,
+			"":  http.StatusBadRequest,
+		} {
+			req, _ := http.NewRequest(http.MethodPost, packetsPath, strings.NewReader(packet))
+			resp, err := nodes[0].port.forward("n2", "127.0.0.2:7946", req)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if resp.Body.Close(); resp.StatusCode != want {
-				t.Errorf("%d bytes: %s", length, resp.Status)
+				t.Errorf("%d bytes: %s", len(packet), resp.Status)
 			}
+		}
+		if got := nodes[1].Refused()[refusedMember]; got != 3 {
+			t.Errorf("counted %d packets that are none, want 3", got)
 		}
 	})
 }
+
+// at is a node as memberlist names it to its transport.
+func at(n *testNode) memberlist.Address { return memberlist.Address{Addr: n.Addr(), Name: n.name} }
 
 // aliveMessage is what memberlist sends to say that a node is there. Versions are
 // the least, the most and the one spoken, of its protocol and then its delegate's.
@@ -103,7 +116,7 @@ func TestImpossibleMembersAreRefused(t *testing.T) {
 			aliveMessage("n7", ip, 1, 1, 5, 2, 1, 1, 1),
 			aliveMessage("n2", []byte{127, 0, 0, 2}, 7946, 1, 5, 2, 0, 9, 9),
 		} {
-			nodes[0].transport.send(message, nodes[1].Addr())
+			nodes[0].transport.send(message, at(nodes[1]))
 			synctest.Wait()
 			if peers := nodes[1].Peers(); len(peers) != 1 || peers[0].Name != "n1" {
 				t.Fatalf("after %q the peers are %+v", message, peers)
@@ -118,7 +131,7 @@ func TestImpossibleMembersAreRefused(t *testing.T) {
 		}
 		nodes = append(nodes, start(t, network, 3, []string{nodes[1].Addr()}, nil))
 		eventually(t, 5*time.Second, "a newcomer joins", func() bool { return connected(nodes) })
-		nodes[0].transport.send(aliveMessage("n7", ip, 1, good...), nodes[1].Addr())
+		nodes[0].transport.send(aliveMessage("n7", ip, 1, good...), at(nodes[1]))
 		synctest.Wait()
 		if got := nodes[1].peer("n7").Addr; got != "127.0.0.7:1" {
 			t.Errorf("a good member is at %q", got)

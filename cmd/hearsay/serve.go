@@ -21,6 +21,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine/builtin"
 	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/mesh"
+	"github.com/hearsay-project/hearsay/mesh/cert"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
 	"github.com/hearsay-project/hearsay/route"
@@ -39,7 +40,7 @@ type serveFlags struct {
 	peerListen     string
 	mesh           mesh.Config
 	gossip         string
-	cert, key, ca  string
+	cert           cert.Files
 	clusterKey     string
 	node           node.Config
 	policy         string
@@ -108,15 +109,16 @@ func (f *serveFlags) groups() []flagGroup {
 			s.DurationVar(&f.daemon.IdleTimeout, "idle-timeout", 5*time.Minute, "longest wait from one piece of an answer to the next")
 		}),
 		group("Peers", func(s *pflag.FlagSet) {
-			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default host name and peer port")
+			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default that of --peer-cert, or host name and peer port")
 			s.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7946", "`address` of the peer port")
 			s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
 			s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
 			s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
 			s.StringVar(&f.gossip, "gossip", "paper", "`mode`: paper sends the complete tree to every peer each interval")
-			s.StringVar(&f.cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides)")
-			s.StringVar(&f.key, "peer-key", "", "key `file` of this node")
-			s.StringVar(&f.ca, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
+			s.StringVar(&f.cert.Cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides); it is for --name, and read again when it changes, as the next three are")
+			s.StringVar(&f.cert.Key, "peer-key", "", "key `file` of this node")
+			s.StringVar(&f.cert.CA, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
+			s.StringVar(&f.cert.Revoked, "peer-revoked", "", "`file` of certificates that count no more, a line each: serial HEX, or name NAME")
 			s.BoolVar(&f.mesh.Insecure, "insecure-peers", false, "accept any peer, on any address, in the clear")
 			s.StringVar(&f.clusterKey, "cluster-key", "", "`file` with the cluster's secret, which keys the names of prefixes")
 			s.DurationVar(&f.mesh.LinkDelay, "link-delay", 0, "experiments: one-way latency added to every peer message")
@@ -181,7 +183,10 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 		return cfg, nil, err
 	}
 	opened = append(opened, cfg.Mesh.Listener)
-	if cfg.Node.Name = f.name; f.name == "" {
+	switch cfg.Node.Name = f.name; {
+	case cfg.Mesh.Identity != nil:
+		cfg.Node.Name = cfg.Mesh.Identity.Name()
+	case f.name == "":
 		cfg.Node.Name = defaultName(cfg.Mesh.Listener.Addr())
 	}
 	cfg.Node.Life = uint64(time.Now().UnixNano())
@@ -228,8 +233,8 @@ func (f *serveFlags) check() error {
 
 // secrets reads the peer certificates and all keys.
 func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
-	if f.cert != "" || f.key != "" || f.ca != "" {
-		if cfg.Mesh.TLS, err = mesh.LoadTLS(f.cert, f.key, f.ca); err != nil {
+	if f.cert != (cert.Files{}) {
+		if cfg.Mesh.Identity, err = cert.Open(f.cert, f.name); err != nil {
 			return misuse("%w", err)
 		}
 	}

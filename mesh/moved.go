@@ -1,0 +1,132 @@
+package mesh
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+const (
+	// moveWait is how long a node may take to answer for itself where another
+	// bears its name.
+	moveWait = 2 * time.Second
+
+	// clashWait is how long the answer counts: two nodes of one name are heard of
+	// again and again.
+	clashWait = 10 * time.Second
+
+	// clashTold is for how long after the last sign of it a clash is a trouble.
+	clashTold = time.Minute
+)
+
+// A clash is what is known of two nodes that bear one name.
+type clash struct {
+	asking   bool      // whether they are two
+	asked    time.Time // when that ended
+	at       time.Time // when they were known to be two
+	sentence string
+}
+
+// clash takes in that the name of the node at addr is borne at another address too.
+// Either two nodes were given one name, which only an operator can mend; or a node
+// was started anew elsewhere, and then what was at addr no longer answers to the name.
+// SWIM would take some eight seconds to bury it, so the place is asked at once.
+func (m *Mesh) clash(name, addr, other string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.clashes[name]
+	if c == nil {
+		if len(m.clashes) >= saidMax {
+			return
+		}
+		c = &clash{}
+		m.clashes[name] = c
+	}
+	if m.closed || m.leaving || c.asking || time.Since(c.asked) < clashWait {
+		return
+	}
+	c.asking = true
+	m.wg.Go(func() {
+		place, own := addr, name == m.cfg.Name
+		if own {
+			place = other // this node knows where it is itself
+		}
+		two := m.answers(name, place)
+		if !two && !own {
+			m.bury(name)
+			_, _ = m.members.Join([]string{other})
+		}
+		m.clashed(c, two, fmt.Sprintf("two nodes are called %s, at %s and at %s; give one another --name", name, addr, other))
+	})
+}
+
+// clashed takes in whether there are two nodes of one name.
+func (m *Mesh) clashed(c *clash, two bool, sentence string) {
+	m.mu.Lock()
+	c.asking, c.asked = false, time.Time{}
+	if two {
+		c.asked, c.at, c.sentence = time.Now(), time.Now(), sentence
+	}
+	m.mu.Unlock()
+	if two {
+		m.clashSeldom.Do(func() { m.log.Warn("two nodes have one name", "err", sentence) })
+	}
+}
+
+// clashOf is the trouble with a name that two nodes bear now. It needs the lock.
+func (m *Mesh) clashOf(name string) string {
+	if c := m.clashes[name]; c != nil && c.sentence != "" && time.Since(c.at) < clashTold {
+		return c.sentence
+	}
+	return ""
+}
+
+// Trouble is what an operator has to mend about this node's place among the others,
+// in a sentence, or empty.
+func (m *Mesh) Trouble() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.clashOf(m.cfg.Name)
+}
+
+// answers says whether a node called name is at addr.
+func (m *Mesh) answers(name, addr string) bool {
+	ctx, cancel := context.WithTimeout(m.ctx, moveWait+3*m.port.roundTrip())
+	defer cancel()
+	conn, _, _, err := m.port.upgrade(ctx, addr, upgradeStreams, name, nil)
+	if err == nil {
+		conn.Close()
+		return true
+	}
+	no, ok := errors.AsType[refusal](err)
+	return ok && no.status != http.StatusMisdirectedRequest
+}
+
+// bury has memberlist declare a member dead. One that lives denies it, as it does
+// any rumor of its death.
+func (m *Mesh) bury(name string) {
+	m.transport.tell(memberDead, name, m.cfg.Name, time.Now())
+}
+
+// tell has memberlist hear a suspicion or a death of the node called name, as a
+// packet of an incarnation that stands for now.
+func (t *transport) tell(kind byte, name, from string, now time.Time) {
+	b := []byte{kind, 0x83} // a map of three in MessagePack
+	text := func(s string) { b = append(binary.BigEndian.AppendUint16(append(b, 0xda), uint16(len(s))), s...) }
+	text("Incarnation")
+	b = binary.BigEndian.AppendUint32(append(b, 0xce), uint32(now.Unix()))
+	text("Node")
+	text(name)
+	text("From")
+	text(from)
+	select {
+	case t.packets <- &memberlist.Packet{Buf: b, From: &net.TCPAddr{IP: t.ip, Port: t.tcpPort}, Timestamp: now}:
+	case <-t.port.ctx.Done():
+	}
+}
