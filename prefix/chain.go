@@ -15,6 +15,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"sort"
 
 	"github.com/zeebo/xxh3"
@@ -37,6 +38,21 @@ type Chain []Hash
 // can construct texts with colliding names, which cost cache misses.
 type Key []byte
 
+// Scheme is the version of the way in which names are made: of Root, of NewChain,
+// and of the text that they are given.
+const Scheme = "hearsay/prefix/1"
+
+// Fingerprint tells two keys apart, for nodes to compare: eight bytes of an HMAC in
+// hexadecimal, from which a long random key cannot be found. That of no key is empty.
+func (k Key) Fingerprint() string {
+	if len(k) == 0 {
+		return ""
+	}
+	mac := hmac.New(sha256.New, k)
+	mac.Write([]byte("hearsay/fingerprint/1"))
+	return hex.EncodeToString(mac.Sum(nil)[:8])
+}
+
 // A Scope is what makes two equal texts different cache entries.
 type Scope struct {
 	Model   string
@@ -49,7 +65,7 @@ type Scope struct {
 // no two scopes run together. Images and audio belong to the text.
 func (k Key) Root(s Scope) Hash {
 	mac := hmac.New(sha256.New, k)
-	for _, field := range []string{"hearsay/prefix/1", s.Model, s.Adapter, s.Salt} {
+	for _, field := range []string{Scheme, s.Model, s.Adapter, s.Salt} {
 		mac.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(field))))
 		mac.Write([]byte(field))
 	}

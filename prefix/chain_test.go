@@ -41,6 +41,16 @@ func TestScopesAreApart(t *testing.T) {
 	}
 }
 
+// Keys are told apart without being told, and no key from any.
+func TestFingerprints(t *testing.T) {
+	if got := Key("secret").Fingerprint(); got != "749584cb69867847" {
+		t.Errorf("the fingerprint is %s", got)
+	}
+	if Key("secret").Fingerprint() == Key("Secret").Fingerprint() || Key(nil).Fingerprint() != "" {
+		t.Error("fingerprints do not tell keys apart")
+	}
+}
+
 // Two chains agree exactly as far as the whole blocks of their texts do.
 func TestChainsAgreeAsFarAsTheirTexts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
