@@ -33,6 +33,7 @@ var layers = map[string][]string{
 	"engine/openai":   {"dialect"},
 	"engine/probe":    {},
 	"engine/builtin":  {"engine/openai"},
+	"engine/kvevents": {"prefix"},
 	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/openai"},
 	"mesh":            {"gossip", "mesh/cert"},
 	"mesh/cert":       {},

@@ -1,0 +1,288 @@
+package kvevents
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
+)
+
+// A Sink is told what the engine of a rank has stored and evicted. Calls for one
+// rank come one after the other, those for several at once.
+type Sink interface {
+	// Apply takes in the events of a batch, which it must not keep.
+	Apply(rank int, events []Event)
+	// Clear drops what is known of the rank: it has been lost track of.
+	Clear(rank int)
+}
+
+// A Follower follows an engine's events. Use New, then Run.
+type Follower struct {
+	cfg      Config
+	pub      place
+	replay   place // "" is its network where there is none
+	sink     Sink
+	log      *slog.Logger
+	counters counters
+
+	replayEvery time.Duration // least time between two replays of a rank on one connection
+}
+
+// New returns a follower that tells sink. It does not connect yet.
+func New(cfg Config, sink Sink) (*Follower, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Ranks = cmp.Or(cfg.Ranks, 1)
+	f := &Follower{cfg: cfg, sink: sink, log: cmp.Or(cfg.Log, slog.Default()), replayEvery: replayEvery}
+	f.pub, _ = parse(cfg.Endpoint)
+	if cfg.Replay != "" {
+		f.replay, _ = parse(cfg.Replay)
+	}
+	return f, nil
+}
+
+// Stats returns what has been counted.
+func (f *Follower) Stats() Stats {
+	c := &f.counters
+	return Stats{
+		Connected: c.connected.Load(), Batches: c.batches.Load(), Unknown: c.unknown.Load(), Unreadable: c.unreadable.Load(),
+		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Clears: c.clears.Load(),
+	}
+}
+
+// Run follows until ctx is done, and returns after its goroutines, one for each
+// rank. A publisher that is not there, or no longer, is waited for. An error of Run
+// is that of an endpoint that cannot be bound.
+func (f *Follower) Run(ctx context.Context) error {
+	ranks, ctx := errgroup.WithContext(ctx)
+	for rank := range f.cfg.Ranks {
+		ranks.Go(func() error { return f.follow(ctx, rank) })
+	}
+	return ranks.Wait()
+}
+
+// A publisher that comes back is found within retryMax.
+const (
+	retryMin = 100 * time.Millisecond
+	retryMax = 2 * time.Second
+)
+
+func (f *Follower) follow(ctx context.Context, rank int) error {
+	s := &stream{f: f, rank: rank}
+	at := f.pub.rank(rank)
+	if at.bind {
+		return f.accept(ctx, at, s)
+	}
+	for wait := retryMin; ctx.Err() == nil; wait = min(2*wait, retryMax) {
+		z, err := dial(ctx, at, socketSub)
+		if err == nil {
+			if f.attend(ctx, s, z) {
+				wait = retryMin
+			}
+		} else {
+			f.log.Debug("no KV events yet", "endpoint", at.addr, "err", err)
+		}
+		pause(ctx, wait)
+	}
+	return nil
+}
+
+// accept takes one publisher at a time: others wait to be accepted until it leaves.
+func (f *Follower) accept(ctx context.Context, at place, s *stream) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, at.network, at.addr)
+	if err != nil {
+		return fmt.Errorf("bind the KV events endpoint: %w", err)
+	}
+	defer l.Close()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for ctx.Err() == nil {
+		c, err := l.Accept()
+		if err == nil {
+			var z *conn
+			if z, err = open(c, socketSub); err == nil {
+				f.attend(ctx, s, z)
+				continue
+			}
+		}
+		f.log.Debug("no KV events from a connection", "endpoint", at.addr, "err", err)
+		pause(ctx, retryMin)
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// attend follows one publisher to its end, and says whether it published.
+func (f *Follower) attend(ctx context.Context, s *stream, z *conn) bool {
+	defer z.Close()
+	defer context.AfterFunc(ctx, func() { z.Close() })()
+	f.counters.connected.Add(1)
+	defer f.counters.connected.Add(-1)
+	before := f.counters.batches.Load()
+	err := s.attend(ctx, z)
+	published := f.counters.batches.Load() > before
+	if ctx.Err() == nil && published {
+		f.log.Info("KV events broke off", "rank", s.rank, "err", err)
+	}
+	return published
+}
+
+// A stream is what one rank publishes, over all its connections and lives.
+type stream struct {
+	f       *Follower
+	rank    int
+	decoder Decoder
+
+	known bool   // something was taken in
+	next  uint64 // sequence number that is due
+	last  uint64 // hash of the payload before it: what shows that a replay is of the same life
+
+	live     uint64 // last one published on this connection, plus one
+	replayed bool   // on this connection: what came by replay may come by the socket too
+	asked    time.Time
+}
+
+// Who cannot keep up with a publisher cannot keep up by asking it for more.
+const replayEvery = time.Second
+
+func (s *stream) attend(ctx context.Context, z *conn) error {
+	if err := z.send(append([]byte{1}, s.f.cfg.Topic...)); err != nil {
+		return err
+	}
+	s.live, s.replayed = 0, false
+	// What was published before, and in between.
+	if err := s.resync(ctx); err != nil {
+		s.f.log.Warn("KV events cannot be replayed", "rank", s.rank, "err", err)
+	}
+	for {
+		frames, err := z.receive()
+		if err != nil {
+			return err
+		}
+		seq, payload, err := batchFrames(frames)
+		if err != nil {
+			return err
+		}
+		s.take(ctx, seq, payload)
+	}
+}
+
+// take takes in a batch from the socket. Nothing is queued: while a batch is taken
+// in the next ones wait at the publisher, which beyond its high-water mark drops
+// them, and that is a gap.
+func (s *stream) take(ctx context.Context, seq uint64, payload []byte) {
+	reborn := seq < s.live // a publisher counts up
+	s.live = seq + 1
+	switch {
+	case reborn, s.known && seq < s.next && !s.replayed:
+		s.lost("the engine's sequence began anew")
+	case s.known && seq < s.next:
+		return // came by the replay
+	case s.known && seq > s.next:
+		s.f.counters.gaps.Add(1)
+		if err := s.resync(ctx); err != nil {
+			s.f.log.Warn("KV events cannot be replayed", "rank", s.rank, "err", err)
+		}
+		switch {
+		case s.known && seq < s.next:
+			return
+		case s.known && seq > s.next:
+			s.lost("a gap in its sequence")
+		}
+	}
+	s.apply(seq, payload)
+}
+
+// errOtherLife ends a replay that does not go on from what was taken in last.
+var errOtherLife = errors.New("the replay does not go on from the last batch")
+
+// resync catches up by replay, where there is one and it is time. It asks for the
+// last batch too: only where that is the same is what follows of the same life.
+// Where it is not, what was known is dropped and everything asked for that the
+// engine still has.
+func (s *stream) resync(ctx context.Context) error {
+	if s.f.replay.network == "" {
+		return nil
+	}
+	if since := time.Since(s.asked); s.live > 0 && since < s.f.replayEvery {
+		return fmt.Errorf("asked for already, %v ago", since)
+	}
+	defer func() { s.asked = time.Now() }()
+	at := s.f.replay.rank(s.rank)
+	s.f.counters.replays.Add(1)
+	if s.known && s.next > 0 {
+		same := false
+		err := replay(ctx, at, s.next-1, func(seq uint64, payload []byte) error {
+			switch {
+			case same && seq == s.next:
+				s.apply(seq, payload)
+			case !same && seq == s.next-1 && xxh3.Hash(payload) == s.last:
+				same, s.replayed = true, true
+			default:
+				return errOtherLife
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errOtherLife) {
+			return err
+		}
+		if same && err == nil {
+			return nil
+		}
+		s.lost("what was missed is no longer to be had")
+	}
+	err := replay(ctx, at, 0, func(seq uint64, payload []byte) error {
+		if s.known && seq != s.next {
+			s.lost("a gap in the replay")
+		}
+		s.apply(seq, payload)
+		return nil
+	})
+	s.replayed = s.known
+	return err
+}
+
+// apply takes in a batch whatever its number.
+func (s *stream) apply(seq uint64, payload []byte) {
+	s.known, s.next, s.last = true, seq+1, xxh3.Hash(payload)
+	events, err := s.decoder.Decode(payload)
+	s.f.counters.batches.Add(1)
+	if err != nil {
+		s.f.counters.unreadable.Add(1)
+		s.f.log.Warn("KV events are not as vLLM and SGLang write them", "rank", s.rank, "err", err)
+		s.clear("a batch that cannot be read")
+		return
+	}
+	for _, e := range events {
+		if e.Kind == Unknown {
+			s.f.counters.unknown.Add(1)
+		}
+	}
+	s.f.sink.Apply(s.rank, events)
+}
+
+// lost begins anew with the next batch.
+func (s *stream) lost(why string) {
+	s.known, s.next = false, 0
+	s.clear(why)
+}
+
+func (s *stream) clear(why string) {
+	s.f.counters.clears.Add(1)
+	s.f.log.Warn("what was known of the engine's cache is dropped", "rank", s.rank, "reason", why)
+	s.f.sink.Clear(s.rank)
+}
