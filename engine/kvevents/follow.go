@@ -218,10 +218,12 @@ func (s *stream) resync(ctx context.Context) error {
 	if s.f.replay.network == "" {
 		return nil
 	}
-	if since := time.Since(s.asked); s.live > 0 && since < s.f.replayEvery {
-		return fmt.Errorf("asked for already, %v ago", since)
+	if s.live > 0 { // not at the beginning, which leaves a gap where it overtakes the subscription
+		if since := time.Since(s.asked); since < s.f.replayEvery {
+			return fmt.Errorf("asked for already, %v ago", since)
+		}
+		defer func() { s.asked = time.Now() }()
 	}
-	defer func() { s.asked = time.Now() }()
 	at := s.f.replay.rank(s.rank)
 	s.f.counters.replays.Add(1)
 	if s.known && s.next > 0 {
@@ -252,6 +254,7 @@ func (s *stream) resync(ctx context.Context) error {
 		s.apply(seq, payload)
 		return nil
 	})
+	s.known = s.known || err == nil // or there is nothing to know
 	s.replayed = s.known
 	return err
 }

@@ -121,7 +121,7 @@ func waitSubscribed(t *testing.T, p *Publisher) {
 }
 
 // follow runs a follower until the test ends.
-func follow(t *testing.T, cfg Config) (*Follower, *journal) {
+func follow(t *testing.T, cfg Config, replayEvery ...time.Duration) (*Follower, *journal) {
 	t.Helper()
 	cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	j := newJournal()
@@ -129,7 +129,7 @@ func follow(t *testing.T, cfg Config) (*Follower, *journal) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.replayEvery = 0
+	f.replayEvery = append(replayEvery, 0)[0]
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- f.Run(ctx) }()
@@ -269,6 +269,26 @@ func TestGapIsFilledOrClears(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// A gap just after the beginning is filled; a second one soon after is not: what
+// cannot keep up is not given more to do.
+func TestReplaysAreRare(t *testing.T) {
+	at := ports(t, 2)
+	p := publish(t, at[0], at[1], 0)
+	f, j := follow(t, Config{Endpoint: "tcp://" + at[0], Replay: "tcp://" + at[1]}, time.Hour)
+	waitSubscribed(t, p)
+	p.Publish(batch(0))
+	j.wants(t, 0, 0)
+	p.lose(batch(1))
+	p.Publish(batch(2))
+	j.wants(t, 0, 1, 2)
+	p.lose(batch(3))
+	p.Publish(batch(4))
+	j.wants(t, 0, -1, 4)
+	if s := f.Stats(); s.Replays != 2 || s.Gaps != 2 || s.Clears != 1 {
+		t.Errorf("%+v", s)
 	}
 }
 
