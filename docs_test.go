@@ -21,7 +21,10 @@ import (
 var (
 	// foreign are flags of engines, and folders of the MMLU data set, that the docs
 	// name beside our own.
-	foreign = []string{"--enable-cache-report", "--enable-prompt-tokens-details", "--enable-prefix-caching", "dev/", "test/"}
+	foreign = []string{
+		"--enable-cache-report", "--enable-prompt-tokens-details", "--enable-prefix-caching",
+		"--enable-metrics", "--random-seed", "--disable-radix-cache", "--enable-force-include-usage", "--metrics", "dev/", "test/",
+	}
 	// fileSuffixes end the name of a file, and of no Go symbol: node.yaml.
 	fileSuffixes = []string{"yaml", "yml", "json", "toml", "log", "pem", "key", "crt", "txt", "service", "go", "md", "sh"}
 

@@ -43,7 +43,7 @@ var layers = map[string][]string{
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
 	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "engine/probe", "mesh"},
 	"cases":           {},
-	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "mesh", "mesh/cert", "workload", "daemon"},
+	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "engine/probe", "mesh", "mesh/cert", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

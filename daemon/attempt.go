@@ -132,7 +132,7 @@ func (d *Daemon) askEngine(a *answer, q *request, out *http.Request) (err error)
 			refused = errFull
 		default:
 			d.inFlight++
-			n.Queued(now, d.inFlight)
+			n.Queued(now, d.depth())
 		}
 	})
 	if refused != nil {
@@ -141,7 +141,7 @@ func (d *Daemon) askEngine(a *answer, q *request, out *http.Request) (err error)
 	a.done = func() {
 		d.locked(func(now time.Time, n *node.Node) {
 			d.inFlight--
-			n.Queued(now, d.inFlight)
+			n.Queued(now, d.depth())
 		})
 	}
 	begun := time.Now()

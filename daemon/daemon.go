@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/node"
@@ -41,8 +42,12 @@ type Config struct {
 	Node   node.Config       // its Rand may be nil: chance from the system
 	Mesh   mesh.Config       // Name, Handler, Log and the callbacks are the daemon's to set
 	Engine http.RoundTripper // the LLM server beside this node, such as engine.Remote
-	API    net.Listener      // where clients come in
-	Key    prefix.Key        // the cluster's secret: nodes with different keys share no names
+
+	EngineKind   probe.Kind // what that is; default OpenAI: nothing is asked but OpenAI's API
+	CapacityFrom string     // whose word Node.CapacityTokens is, FromFlag or FromEngine; default FromFlag
+
+	API net.Listener // where clients come in
+	Key prefix.Key   // the cluster's secret: nodes with different keys share no names
 
 	APIKeys     []string          // of which a client has to send one; none: anyone may come in
 	ForwardKeys bool              // send a client's key on to its engine all the same
@@ -77,6 +82,7 @@ func (c *Config) setDefaults() {
 	c.HealthInterval = cmp.Or(c.HealthInterval, 2*time.Second)
 	c.HealthFailures = cmp.Or(c.HealthFailures, 3)
 	c.HealthSuccesses = cmp.Or(c.HealthSuccesses, 1)
+	c.EngineKind = cmp.Or(c.EngineKind, probe.OpenAI)
 	c.Log = cmp.Or(c.Log, slog.Default())
 	c.Node = c.Node.WithDefaults()
 	if c.Node.Rand == nil {
@@ -102,6 +108,7 @@ type Daemon struct {
 	metrics *metrics
 	bodies  *semaphore.Weighted // of Config.BodiesMax
 	apiKeys map[[sha256.Size]byte]struct{}
+	prober  *probe.Prober // for the goroutine that probes
 	wake    chan struct{} // has the engine probed at once
 	gone    *sync.Cond    // on mu: a request has ended
 
@@ -110,6 +117,7 @@ type Daemon struct {
 	mu       sync.Mutex
 	node     *node.Node
 	health   health
+	insight  insight
 	running  int                   // requests at this node
 	inFlight int                   // of them, those at its engine
 	forwards map[*forward]struct{} // of them, those waiting for a peer's first byte
@@ -143,6 +151,11 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		apiKeys:  map[[sha256.Size]byte]struct{}{},
 		wake:     make(chan struct{}, 1),
 		forwards: map[*forward]struct{}{},
+	}
+	d.prober = probe.New(cfg.Engine, cfg.EngineKind, d.authorize)
+	d.insight = insight{
+		facts: probe.Facts{Kind: cfg.EngineKind, Running: -1, Waiting: -1, KVUse: -1}, told: cfg.Node.CapacityTokens,
+		telling: map[telling]bool{}, said: map[string]bool{},
 	}
 	d.gone = sync.NewCond(&d.mu)
 	for _, key := range cfg.APIKeys {

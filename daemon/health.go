@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/node"
 )
 
@@ -29,6 +30,9 @@ type health struct {
 	strikes   int   // generations in a row that ended without an answer
 	err       error // why it did not answer last time; nil if it did
 	models    []model
+
+	work, kvUse float64   // as the engine told last
+	moved       time.Time // when they did
 }
 
 // errDenied is the error of a probe that lacked credentials.
@@ -65,6 +69,19 @@ func (h *health) generated(err error) {
 }
 
 func (h *health) refused(err error) { h.lost = h.lost || errors.Is(err, syscall.ECONNREFUSED) }
+
+// worked takes in what the engine says of its work. One that computes nothing for
+// stallMax though requests run is stuck before clients find out; a long prefill
+// moves on chunk by chunk.
+func (h *health) worked(now time.Time, f probe.Facts) {
+	if f.Work < 0 || f.Running <= 0 || f.Work != h.work || f.KVUse != h.kvUse {
+		h.work, h.kvUse, h.moved = f.Work, f.KVUse, now
+		return
+	}
+	if now.Sub(h.moved) >= stallMax {
+		h.strikes, h.err, h.moved = max(h.strikes, strikesMax), errStalled, now
+	}
+}
 
 // strikesMax is how many generations in a row may end without an answer before the
 // engine counts as stuck. It comes back by a generation of the node's own.
@@ -116,8 +133,14 @@ func (d *Daemon) probeEvery(ctx context.Context) {
 	tick := time.NewTicker(d.cfg.HealthInterval)
 	defer tick.Stop()
 	trialWait, trialAt := d.cfg.HealthInterval, time.Now()
+	var asked time.Time
 	for {
-		d.careful("a probe", func() { d.probe(ctx) })
+		d.careful("a probe", func() {
+			if models, ok := d.probe(ctx); ok && time.Since(asked) >= factsEvery {
+				d.askFacts(ctx, models)
+				asked = time.Now()
+			}
+		})
 		stuck := false
 		d.locked(func(time.Time, *node.Node) { stuck = d.health.stuck() && !d.health.down })
 		switch {
@@ -138,22 +161,25 @@ func (d *Daemon) probeEvery(ctx context.Context) {
 }
 
 // probe asks the engine for its models and tells the node how it stands.
-func (d *Daemon) probe(ctx context.Context) {
+func (d *Daemon) probe(ctx context.Context) (models []model, ok bool) {
 	limit, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	models, err := d.engineModels(limit, http.Header{})
 	if ctx.Err() != nil {
-		return
+		return nil, false
 	}
 	d.changeHealth(func(n *node.Node) {
 		if d.health.probe(err, d.cfg.HealthFailures, d.cfg.HealthSuccesses) {
 			n.Cleared()
+			d.insight.restarts++
+			d.prober.Forget()
 		}
 		if err == nil {
 			d.health.models = models
 			n.SetModels(d.serving())
 		}
 	})
+	return models, err == nil
 }
 
 // serving lists the names that a request may call this node's models by.

@@ -117,6 +117,8 @@ var (
 	descBlocks     = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
 	descTokens     = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
 	descReady      = desc("hearsay_engine_ready", "1 if the engine answers probes and generates.")
+	descKV         = desc("hearsay_engine_kv_tokens", "Tokens that the engine's cache is believed to hold; absent while that is not known.")
+	descRestarts   = desc("hearsay_engine_restarts_total", "Times that the engine was seen to have started anew, or shown by its answers to have lost its cache.")
 	descPeerAge    = desc("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
 	descPeerBlocks = desc("hearsay_peer_tree_blocks", "Blocks in a peer's tree as it last told.", "peer")
 	descPeerQueue  = desc("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
@@ -144,6 +146,10 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		ready = 1
 	}
 	emit(prometheus.GaugeValue, descReady, ready)
+	if s.CapacityTokens > 0 {
+		emit(prometheus.GaugeValue, descKV, float64(s.CapacityTokens))
+	}
+	emit(prometheus.CounterValue, descRestarts, float64(s.Engine.Restarts+s.Engine.Losses))
 	for _, p := range s.Peers {
 		if p.RumorAgeMS >= 0 {
 			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)

@@ -20,8 +20,9 @@ import (
 
 // A model is an entry of an engine's /v1/models, as the engine wrote it.
 type model struct {
-	id  string
-	raw json.RawMessage // a JSON object
+	id     string
+	parent string          // the model that it adapts, or ""
+	raw    json.RawMessage // a JSON object
 }
 
 const (
@@ -64,10 +65,11 @@ func readModels(resp *http.Response) ([]model, error) {
 	var models []model
 	for _, raw := range list.Data {
 		var entry struct {
-			ID string `json:"id"`
+			ID     string `json:"id"`
+			Parent string `json:"parent"` // of an adapter, by vLLM and SGLang
 		}
 		if json.Unmarshal(raw, &entry) == nil && entry.ID != "" {
-			models = append(models, model{entry.ID, raw})
+			models = append(models, model{entry.ID, entry.Parent, raw})
 		}
 	}
 	if len(models) == 0 {

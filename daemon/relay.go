@@ -73,6 +73,7 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	}
 	res.ttft, res.resumed = p.ttft, len(p.resumedAt)
 	res.usage, res.known = p.scanner.Usage()
+	res.known = d.cachedKnown(q, res)
 	if res.outcome == outcomeOK && q.route.Bytes > 0 && res.resumed == 0 {
 		d.learn(q, res, p.scanner)
 	}

@@ -21,13 +21,14 @@ type Status struct {
 	Pauses         int                `json:"pauses"`
 	TreeBlocks     int                `json:"tree_blocks"`
 	TreeTokens     int                `json:"tree_tokens"`
-	CapacityTokens int                `json:"capacity_tokens"`
+	CapacityTokens int                `json:"capacity_tokens"` // of the tree, as told or learnt; 0 for no limit
 	BytesPerToken  map[string]float64 `json:"bytes_per_token"` // by model, as learnt
 	Here           Totals             `json:"here"`            // requests that this node's engine served
 	There          Totals             `json:"there"`           // requests that peers served for this node
 	EngineState    string             `json:"engine_state"`    // starting, ready, down, stuck or credentials
 	Models         []string           `json:"models"`          // that requests may name, the default first
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
+	Engine         EngineStatus       `json:"engine"`
 	Peers          []PeerStatus       `json:"peers"`
 }
 
@@ -63,10 +64,10 @@ type PeerStatus struct {
 // numbers under the lock.
 func (d *Daemon) Status() Status {
 	var s node.Status
-	engineState, engineError := "", ""
+	engineState, engineError, engine := "", "", EngineStatus{}
 	d.locked(func(now time.Time, n *node.Node) {
 		s = n.Status(now)
-		engineState = d.health.state()
+		engineState, engine = d.health.state(), d.engineStatus(s)
 		if d.health.err != nil {
 			engineError = d.health.err.Error()
 		}
@@ -75,9 +76,9 @@ func (d *Daemon) Status() Status {
 		Name: s.Name, Policy: s.Policy, PollMS: milliseconds(s.Poll),
 		LinkDelayMS: milliseconds(d.cfg.Mesh.LinkDelay), LinkJitterMS: milliseconds(d.cfg.Mesh.LinkJitter),
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
-		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityTokens,
+		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
-		EngineState: engineState, EngineError: engineError, Models: append([]string{}, s.Models...), Peers: []PeerStatus{},
+		EngineState: engineState, EngineError: engineError, Engine: engine, Models: append([]string{}, s.Models...), Peers: []PeerStatus{},
 	}
 	heard := map[string]node.PeerStatus{}
 	for _, p := range s.Peers {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/builtin"
 	"github.com/hearsay-project/hearsay/engine/emulated"
+	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/mesh/cert"
 	"github.com/hearsay-project/hearsay/node"
@@ -45,6 +47,7 @@ type serveFlags struct {
 	node           node.Config
 	policy         string
 	engine         string
+	engineKind     string
 	engineKey      string
 	apiKeys        string
 	builtin        builtin.Config
@@ -84,6 +87,7 @@ func (f *serveFlags) groups() []flagGroup {
 		}),
 		group("Engine", func(s *pflag.FlagSet) {
 			s.StringVar(&f.engine, "engine", "builtin", "`builtin`, emulated or emulated:PROFILE (waits as another machine would compute), or the URL of an OpenAI server")
+			s.StringVar(&f.engineKind, "engine-kind", string(probe.Auto), "`kind` of the engine at a URL: auto finds out; vllm, sglang, llamacpp, ollama, or openai, which is asked for nothing but its models")
 			s.StringVar(&f.engineKey, "engine-key", "", "`file` with the key that the engine wants; it is sent in the place of a client's")
 			s.StringToStringVar(&f.daemon.Aliases, "alias", nil, "`name=model` that clients may use for a model of the engine; may be repeated, and is best the same on every node")
 			s.BoolVar(&f.daemon.AnyModel, "any-model", false, "the engine serves its one model whatever name a request gives, as llama.cpp does")
@@ -93,7 +97,7 @@ func (f *serveFlags) groups() []flagGroup {
 			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
 			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
 			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
-			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 0, "capacity of the engine's KV cache in `tokens`; 0 is 32768 for builtin, the profile's for emulated, and unknown for others")
+			s.IntVar(&f.node.CapacityTokens, "kv-tokens", 0, "capacity of the engine's KV cache in `tokens`; 0 is 32768 for builtin, the profile's for emulated, and for others what they tell or show")
 			s.IntVar(&f.builtin.Context, "context", 0, "builtin: longest prompt and answer in `tokens`; 0 is the model's default")
 			s.Float64Var(&f.emulated.TimeScale, "time-scale", 1, "emulated: real `seconds` to an emulated one; 0.05 is twenty times faster")
 			s.IntVar(&f.emulated.BlockTokens, "block-tokens", 16, "emulated: `tokens` of a block of the KV cache")
@@ -190,7 +194,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 		cfg.Node.Name = defaultName(cfg.Mesh.Listener.Addr())
 	}
 	cfg.Node.Life = uint64(time.Now().UnixNano())
-	cfg.Engine, closeEngine, err = f.openEngine(&cfg.Node.CapacityTokens)
+	cfg.Engine, closeEngine, err = f.openEngine(&cfg)
 	return cfg, closeEngine, err
 }
 
@@ -222,6 +226,8 @@ func (f *serveFlags) check() error {
 		{f.emulates() || f.emulated == emulated.Config{TimeScale: 1, BlockTokens: 16}, "engine", "emulated where --time-scale, --block-tokens or --token-bytes are given"},
 		{f.emulated.TimeScale > 0, "time-scale", "above 0"},
 		{f.emulated.BlockTokens > 0, "block-tokens", "at least 1"},
+		{slices.Contains(probe.Kinds(), probe.Kind(f.engineKind)), "engine-kind", "auto, vllm, sglang, llamacpp, ollama or openai"},
+		{!f.inProcess() || f.engineKind == string(probe.Auto), "engine", "a URL where --engine-kind is given"},
 		{f.gossip == "paper", "gossip", "paper"},
 	} {
 		if !c.ok {
@@ -285,9 +291,10 @@ func readKeys(flag, file string) ([]string, error) {
 	return keys, nil
 }
 
-// openEngine opens the engine that --engine names and, if it is ours, sets how
-// many tokens it can cache.
-func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error, error) {
+// openEngine opens the engine that --engine names. Of one that is ours it sets how
+// many tokens it can cache; of another that is learnt.
+func (f *serveFlags) openEngine(cfg *daemon.Config) (http.RoundTripper, func() error, error) {
+	capacity := &cfg.Node.CapacityTokens
 	switch {
 	case f.engine == "builtin":
 		f.builtin.KVTokens = *capacity
@@ -295,22 +302,26 @@ func (f *serveFlags) openEngine(capacity *int) (http.RoundTripper, func() error,
 		if err != nil {
 			return nil, nil, misuse("--engine builtin: %w", err)
 		}
-		*capacity = e.Load().KVTokens
+		*capacity, cfg.CapacityFrom, cfg.EngineKind = e.Load().KVTokens, daemon.FromEngine, "builtin"
 		return engine.Local{Handler: e}, e.Close, nil
 	case f.emulates():
 		e, err := f.openEmulated(*capacity)
 		if err != nil {
 			return nil, nil, misuse("--engine %s: %w", f.engine, err)
 		}
-		*capacity = e.CapacityTokens()
+		*capacity, cfg.CapacityFrom, cfg.EngineKind = e.CapacityTokens(), daemon.FromEngine, "emulated"
 		return engine.Local{Handler: e}, e.Close, nil
 	}
 	remote, err := engine.OpenRemote(f.engine)
 	if err != nil {
 		return nil, nil, misuse("--engine: %w; or builtin, or emulated", err)
 	}
+	cfg.EngineKind, cfg.Node.LearnCapacity = probe.Kind(f.engineKind), true
 	return remote, remote.Close, nil
 }
+
+// inProcess says whether the engine is one of ours.
+func (f *serveFlags) inProcess() bool { return f.engine == "builtin" || f.emulates() }
 
 func (f *serveFlags) emulates() bool {
 	return f.engine == "emulated" || strings.HasPrefix(f.engine, "emulated:")

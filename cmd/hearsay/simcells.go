@@ -96,7 +96,7 @@ func (f *simCellsFlags) check(flags *pflag.FlagSet) (err error) {
 		return misuse("--policy-under-test %s is not among the policies; add it to --policy", f.test)
 	}
 	if f.out != "" {
-		if err := probe(f.out); err != nil {
+		if err := tryFolder(f.out); err != nil {
 			return misuse("--out: %w; name a folder that can be written", err)
 		}
 	}

@@ -68,7 +68,7 @@ func (f *simPaperFlags) check(flags *pflag.FlagSet) (*experiment.Set, error) {
 		return nil, misuse("--requests %d is out of range; choose 1 or more, or 0 for all", f.config.Requests)
 	}
 	if f.out != "" {
-		if err := probe(f.out); err != nil {
+		if err := tryFolder(f.out); err != nil {
 			return nil, misuse("--out: %w; name a folder that can be written", err)
 		}
 	}
@@ -79,8 +79,8 @@ func (f *simPaperFlags) check(flags *pflag.FlagSet) (*experiment.Set, error) {
 	return set, nil
 }
 
-// probe makes the folder, if it is not there, and writes a file into it.
-func probe(folder string) error {
+// tryFolder makes the folder, if it is not there, and writes a file into it.
+func tryFolder(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}

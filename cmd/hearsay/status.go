@@ -76,6 +76,7 @@ func printStatus(out io.Writer, s daemon.Status) error {
 	}
 	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %s tokens)\n",
 		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, capacity)
+	printEngine(out, s.Engine)
 	for _, t := range []struct {
 		where string
 		t     daemon.Totals
@@ -101,6 +102,24 @@ func printStatus(out io.Writer, s daemon.Status) error {
 			p.Name, p.Addr, p.State, age, p.TreeBlocks, p.TreeTokens, p.Credits, p.Queue, ms(p.PausedMS), ms(p.RTTMS))
 	}
 	return table.Flush()
+}
+
+// printEngine says what is known of the engine, and from whom where not from itself.
+func printEngine(out io.Writer, e daemon.EngineStatus) {
+	say := func(f daemon.Fact) string {
+		switch f.From {
+		case daemon.FromNobody:
+			return "unknown"
+		case daemon.FromEngine:
+			return fmt.Sprint(f.Value)
+		}
+		return fmt.Sprintf("%v (%s)", f.Value, f.From)
+	}
+	fmt.Fprintf(out, "  engine %s, version %s: context %s tokens, KV cache %s tokens, running %s, waiting %s, reports cached tokens: %s\n",
+		say(e.Kind), say(e.Version), say(e.Context), say(e.KVTokens), say(e.Running), say(e.Waiting), say(e.Cached))
+	if e.Remedy != "" {
+		fmt.Fprintf(out, "  promises cannot be checked: %s\n", e.Remedy)
+	}
 }
 
 func ms(v float64) string {

@@ -42,6 +42,9 @@ func (p *Prober) loadLlamaCpp(ctx context.Context) {
 		p.work(t, "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total")
 		return
 	}
+	if !p.refused["/metrics"] {
+		return // it decodes a long batch, and would not tell of its slots either
+	}
 	var slots []struct {
 		Busy bool `json:"is_processing"`
 	}

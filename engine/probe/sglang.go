@@ -57,6 +57,9 @@ func (p *Prober) loadSGLang(ctx context.Context) {
 		p.work(t, "sglang:prompt_tokens_total", "sglang:generation_tokens_total")
 		return
 	}
+	if !p.refused["/metrics"] {
+		return
+	}
 	type rank struct {
 		All     int     `json:"num_reqs"` // running and waiting
 		Running int     `json:"num_running_reqs"`
