@@ -16,8 +16,8 @@ import (
 )
 
 // window is how many samples a median is taken of: enough to outvote a burst of
-// seven bad ones, few enough to follow a machine that has changed within sixteen.
-const window = 16
+// fifteen bad ones, few enough to follow a machine that has changed.
+const window = 32
 
 // A Line fits y = base + slope*x, both at least zero, through the last samples: the
 // slope is the median of those between pairs of samples that lie far enough apart in
@@ -63,25 +63,35 @@ func (l *Line) fit() {
 			}
 		}
 	}
-	slope := l.prior[1]
-	if pairs >= n-1 && n > 2 { // one odd sample is in n-1 pairs of at least twice as many
-		slope = max(0, median(slopes[:pairs]))
-	} else {
-		// Without spread only the sum is known: no slope may claim more than that.
-		for i := range n {
-			if l.xs[i] > 0 {
-				slopes[i] = l.ys[i] / l.xs[i]
-			} else {
-				slopes[i] = slope
-			}
-		}
-		slope = min(slope, median(slopes[:n]))
+	if pairs < n-1 || n < 3 { // one odd sample is in n-1 pairs, which must be outvoted
+		l.scale(n)
+		return
 	}
+	slope := max(0, median(slopes[:pairs]))
 	var rest [window]float64
 	for i := range n {
 		rest[i] = l.ys[i] - slope*l.xs[i]
 	}
 	l.Base, l.Slope = max(0, median(rest[:n])), slope
+}
+
+// scale makes the prior as much steeper as the samples lie above it: without spread
+// in x they tell no more than that.
+func (l *Line) scale(n int) {
+	var ratios [window]float64
+	base, slope := l.prior[0], l.prior[1]
+	for i := range n {
+		ratios[i] = l.ys[i]
+		if at := base + slope*l.xs[i]; at > 0 {
+			ratios[i] /= at
+		}
+	}
+	m := median(ratios[:n])
+	if base == 0 && slope == 0 {
+		l.Base = m
+		return
+	}
+	l.Base, l.Slope = m*base, m*slope
 }
 
 func median(v []float64) float64 {
@@ -133,4 +143,28 @@ func (r *Rate) Count(now time.Time, span time.Duration) float64 {
 		return 0
 	}
 	return r.count * math.Exp(-max(0, now.Sub(r.at).Seconds())/span.Seconds())
+}
+
+// A Share is how much of what was promised came true, 1 before the first sample. The
+// last Span samples count for most.
+type Share struct {
+	Prior float64 // how much of a promise the belief in it weighs before the first sample
+	Span  float64 // samples; at least 1
+
+	promised, came float64
+}
+
+// Add takes a promise and what came of it.
+func (s *Share) Add(promised, came float64) {
+	keep := 1 - 1/max(s.Span, 1)
+	s.promised = s.promised*keep + max(promised, 0)
+	s.came = s.came*keep + max(came, 0)
+}
+
+// Value returns the share, from 0 to 1.
+func (s *Share) Value() float64 {
+	if s.promised+s.Prior <= 0 {
+		return 1
+	}
+	return min(1, (s.came+s.Prior)/(s.promised+s.Prior))
 }

@@ -53,18 +53,38 @@ func TestLineFollows(t *testing.T) {
 	near(t, "slope", l.Slope, 4, 0.01)
 }
 
-// Where all samples have one x, the fit passes through them, and the slope claims
-// no more than they say.
+// Where all samples have one x, the fit passes through them and keeps the prior's
+// proportions; where there is no prior, all of it is base.
 func TestLineWithoutSpread(t *testing.T) {
 	for _, y := range []float64{10, 500} {
-		l := Line{Slope: 0.2, MinSpread: 10}
+		l := Line{Base: 20, Slope: 0.2, MinSpread: 10}
+		none := Line{}
 		for range 20 {
 			l.Add(400, y)
+			none.Add(400, y)
 		}
 		near(t, "at 400", l.At(400), y, 1e-9)
-		if l.At(0) < 0 || l.Slope < 0 || l.Slope > 0.2 {
-			t.Errorf("after samples of %g: base %g, slope %g", y, l.Base, l.Slope)
-		}
+		near(t, "base", l.Base, y/5, 1e-9)
+		near(t, "base without a prior", none.Base, y, 0)
+	}
+}
+
+// A promise is believed until it is broken, and again once it is kept.
+func TestShare(t *testing.T) {
+	s := Share{Prior: 100, Span: 8}
+	near(t, "at first", s.Value(), 1, 0)
+	s.Add(100, 0)
+	near(t, "after one lie", s.Value(), 0.5, 1e-9)
+	for range 50 {
+		s.Add(100, 0)
+	}
+	near(t, "a liar", s.Value(), 1./9, 0.01)
+	for range 50 {
+		s.Add(100, 100)
+	}
+	near(t, "mended", s.Value(), 1, 0.01)
+	if v := (&Share{}).Value(); v != 1 {
+		t.Errorf("without a prior %g, want 1", v)
 	}
 }
 
