@@ -14,6 +14,7 @@ type Tree struct {
 	index  map[Hash]int32
 	blocks []block // blocks[0] is h_0: parent of first blocks, and both ends of the age list
 	free   int32   // removed blocks, linked by next
+	tail   tail
 
 	draft    draft     // of the next snapshot: the present set
 	snapshot *Snapshot // of it, nil while none is taken
@@ -26,6 +27,7 @@ type block struct {
 	child        int32 // newest child
 	prev, next   int32 // siblings, newest first
 	newer, older int32 // by last touch
+	last         bool  // stands in the tail
 }
 
 // Tokens are counted in fixed point: a block's share of its text's tokens is a
@@ -54,7 +56,7 @@ func (t *Tree) Clear() {
 	t.units, t.free = 0, 0
 	t.index = map[Hash]int32{}
 	t.blocks = make([]block, 1)
-	t.draft, t.snapshot = draft{}, nil
+	t.draft, t.snapshot, t.tail = draft{}, nil, tail{}
 }
 
 // Len returns the number of blocks held.
@@ -86,6 +88,7 @@ func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
 		return 0
 	}
 	share, rest := units(tokens)/int64(len(c)), units(tokens)%int64(len(c))
+	t.tail.revived = 0
 	at := int32(0)
 	for i, h := range c[:min(len(c), t.maxBlocks)] {
 		j, ok := t.index[h]
@@ -99,6 +102,10 @@ func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
 		units := share
 		if int64(i) < rest {
 			units++
+		}
+		if t.blocks[j].last {
+			t.tail.revived += units
+			t.tail.units += units - t.blocks[j].units
 		}
 		t.units += units - t.blocks[j].units
 		t.blocks[j].units = units
@@ -160,6 +167,7 @@ func (t *Tree) evict() (evicted int) {
 		t.remove(t.blocks[0].newer)
 		evicted++
 	}
+	t.lengthen()
 	return evicted
 }
 
@@ -196,6 +204,7 @@ func (t *Tree) remove(i int32) {
 	if b.next != 0 {
 		t.blocks[b.next].prev = b.prev
 	}
+	t.shorten(i)
 	t.blocks[b.newer].older, t.blocks[b.older].newer = b.older, b.newer
 	t.blocks[i] = block{next: t.free}
 	t.free = i
@@ -207,6 +216,7 @@ func (t *Tree) remove(i int32) {
 
 // touch makes i the most recent block.
 func (t *Tree) touch(i int32) {
+	t.shorten(i)
 	b := &t.blocks[i]
 	t.blocks[b.newer].older, t.blocks[b.older].newer = b.older, b.newer
 	first := t.blocks[0].older
