@@ -46,7 +46,7 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
 	} else if decision.Self {
-		d.locked(func(_ time.Time, n *node.Node) { n.Prefilled(q.route) })
+		d.locked(func(now time.Time, n *node.Node) { n.Prefilled(now, q.route, nil) })
 	}
 	copyEndToEnd(w.Header(), a.resp.Header)
 	w.Header().Del(refusedHeader)

@@ -39,7 +39,7 @@ type Load struct {
 	Backlog  time.Duration // until the prefill of a request that came now would begin
 	Base     time.Duration // of a time to first token, whatever is cached
 	PerToken time.Duration // of each prompt token that is not cached; 0 while its speed is not known
-	Busy     float64       // share of its time spent in prefill, 0 to 1
+	Rate     float64       // requests a second that it serves, in the long run
 	Toll     float64       // requests a second that come while it is busy, over the share of time that it is not
 }
 
@@ -79,7 +79,7 @@ const rumorFormat = 3
 //	uvarints           Life, Version, Every in ns, Queue, Pause in ns, Tokens, Down as 0 or 1
 //	uvarint            the number of Models, and of each
 //	uvarint, bytes     its name behind its length
-//	uvarints           Load: Backlog, Base and PerToken in ns, Busy and Toll in thousandths
+//	uvarints           Load: Backlog, Base and PerToken in ns, Rate and Toll in thousandths
 //	uvarint            the number of Computing, and of each
 //	8 bytes            its hash, little-endian
 //	the rest           Tree, as prefix.Snapshot encodes it
@@ -109,7 +109,7 @@ func (r Rumor) AppendHead(b []byte) []byte {
 		uint64(max(0, min(r.Load.Backlog, MaxInterval))),
 		uint64(max(0, min(r.Load.Base, MaxInterval))),
 		uint64(max(0, min(r.Load.PerToken, MaxInterval))),
-		thousandths(r.Load.Busy, 1),
+		thousandths(r.Load.Rate, MaxToll),
 		thousandths(r.Load.Toll, MaxToll),
 	} {
 		b = binary.AppendUvarint(b, v)
@@ -181,7 +181,7 @@ func DecodeRumor(b []byte) (Rumor, error) {
 		Backlog:  time.Duration(in.uvarint(uint64(MaxInterval))),
 		Base:     time.Duration(in.uvarint(uint64(MaxInterval))),
 		PerToken: time.Duration(in.uvarint(uint64(MaxInterval))),
-		Busy:     float64(in.uvarint(1000)) / 1000,
+		Rate:     float64(in.uvarint(1000*MaxToll)) / 1000,
 		Toll:     float64(in.uvarint(1000*MaxToll)) / 1000,
 	}
 	r.Computing = in.hashes(MaxComputing)

@@ -57,7 +57,7 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 				Backlog:  time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "backlog")),
 				Base:     time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "base")),
 				PerToken: time.Duration(rapid.Int64Range(0, int64(gossip.MaxInterval)).Draw(t, "per token")),
-				Busy:     float64(rapid.IntRange(0, 1000).Draw(t, "busy")) / 1000,
+				Rate:     float64(rapid.IntRange(0, 1000*gossip.MaxToll).Draw(t, "rate")) / 1000,
 				Toll:     float64(rapid.IntRange(0, 1000*gossip.MaxToll).Draw(t, "toll")) / 1000,
 			},
 			Computing: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) prefix.Hash { return prefix.Hash(rapid.Uint64().Draw(t, "hash")) }), 1, 9).Draw(t, "computing"),
@@ -89,12 +89,12 @@ func TestRumorBytesAreFixed(t *testing.T) {
 	r := gossip.Rumor{
 		Author: "n1", Life: 300, Version: 7, Every: 200, Queue: 2, Pause: 5,
 		Tokens: tree.Tokens(), Down: true, Models: []string{"m", "m-2"}, Tree: tree.Snapshot(),
-		Load:      gossip.Load{Backlog: 9, Base: 10, PerToken: 11, Busy: 0.25, Toll: 1.5},
+		Load:      gossip.Load{Backlog: 9, Base: 10, PerToken: 11, Rate: 0.25, Toll: 1.5},
 		Computing: []prefix.Hash{6},
 	}
 	const want = "03" + "026e31" + "ac02" + "07" + "c801" + "02" + "05" + "50" + // 80 tokens
 		"01" + "02" + "016d" + "036d2d32" + // down; m and m-2
-		"09" + "0a" + "0b" + "fa01" + "dc0b" + // backlog, base, per token; busy and toll in thousandths
+		"09" + "0a" + "0b" + "fa01" + "dc0b" + // backlog, base, per token; rate and toll in thousandths
 		"01" + "0600000000000000" + // one block computing
 		"05" + "0000000202" + // 1; 2 below it; 3 below 2; 4 beside 2; 5 beside 1
 		"0100000000000000" + "0200000000000000" + "0300000000000000" + "0400000000000000" + "0500000000000000"

@@ -36,6 +36,7 @@ type Config struct {
 	// little loss to each; every further prefill is one more that a newcomer
 	// waits for, and then a shorter match elsewhere is the faster answer.
 	QueueThreshold int
+	NoWarming      bool          // compute nothing but what clients ask for
 	PauseFor       time.Duration // how long they are asked to; 2 polls, so that one lost rumor does not end a pause
 
 	BytesPerToken float64 // of a model until its usage has been seen; 4, common for English

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hearsay-project/hearsay/estimate"
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/prefix"
 	"github.com/hearsay-project/hearsay/route"
@@ -42,6 +43,24 @@ type Node struct {
 	here, there Totals
 	clashes     int
 	cands       []route.Candidate // Route's scratch
+
+	priced    bool // the policy goes by prices
+	speed     speed
+	scratch   speed // speedOf's
+	meter     meter
+	meanWork  float64   // of all nodes, see wear
+	pending   []*Flight // to this node's engine, without a first token; in order
+	lastFirst time.Time // when the last first token came
+	accounts  map[string]*account
+
+	asks      asks
+	wish      *wish         // nil where nothing is worth warming
+	warming   *Flight       // under way
+	allowance float64       // of tokens to warm
+	tailWorth estimate.Mean // seconds that the tail of the tree saves a request, for each of its tokens
+	inflow    estimate.Mean // tokens that are new to the tree in a request
+	warmed    WarmTotals
+	bounced   int // forwards that were refused for being served late
 }
 
 // New returns a node with an empty cache and no peers. It panics when cfg is not
@@ -56,7 +75,9 @@ func New(cfg Config) *Node {
 		tree:   prefix.NewTree(capacity(cfg.CapacityTokens), cfg.MaxBlocks),
 		view:   gossip.NewView(gossip.Config{Self: cfg.Name, SuspectAfter: cfg.SuspectAfter}),
 		models: rates{preset: cfg.BytesPerToken},
-		gauge:  newGauge(cfg.CapacityTokens, cfg.MaxBlocks),
+
+		priced: cfg.Policy == route.Policy(route.Economic{}), speed: newSpeed(), accounts: map[string]*account{}, allowance: warmBurst, tailWorth: estimate.Mean{Span: 200}, inflow: estimate.Mean{Span: 200},
+		gauge: newGauge(cfg.CapacityTokens, cfg.MaxBlocks),
 	}
 }
 
@@ -74,6 +95,11 @@ type Decision struct {
 	Match    int    // leading blocks that the node is believed to hold
 	Expected int    // the same in tokens: how many the engine should find cached
 	Reason   string // one short line
+
+	Elsewhere time.Duration // the first token of the next best, by the economic policy; 0 where there is none
+
+	forwarded bool          // by a peer, to here
+	rent      time.Duration // what it costs more than if this node held what Node does
 }
 
 // An Outcome is what became of a request that was answered.
@@ -84,6 +110,8 @@ type Outcome struct {
 	Promised     int          // Match of the Decision for the node that served it
 	Chain        prefix.Chain // of prompt and completion, nil where only the prompt is known
 	Tokens       int          // of Chain's text, 0 where not known
+	Flight       *Flight      // of Dispatch, nil where there was none
+	Report       Report       // of the peer that served it
 }
 
 // Route decides where req runs, leaving out the peers already tried and those that
@@ -98,25 +126,53 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
 	}
 	able := n.Able(req.Model) && !slices.Contains(tried, n.cfg.Name)
+	tokens := n.models.tokens(req.Model, req.Bytes)
+	if n.priced {
+		n.weigh(now)
+		self.Price, self.Paused = n.priceHere(now, req, tokens, self.Match), false
+	}
 	if !able {
 		self.Match, self.Paused = -1, true
 	}
 	n.cands = append(n.cands[:0], self)
 	for p, match := range n.view.Matches(now, req.Chain) {
-		if !slices.Contains(tried, p.Name) && serves(p.Models, req.Model) {
-			n.cands = append(n.cands, route.Candidate{
-				Name: p.Name, Match: match, Queue: p.Queue, Paused: now.Before(p.PausedUntil),
-			})
+		if slices.Contains(tried, p.Name) || !serves(p.Models, req.Model) {
+			continue
 		}
+		c := route.Candidate{Name: p.Name, Match: match, Queue: p.Queue, Paused: now.Before(p.PausedUntil)}
+		if n.priced {
+			c.Price, c.Paused = n.price(now, req, tokens, p, match), false
+		}
+		n.cands = append(n.cands, c)
 	}
 	if !able && len(n.cands) == 1 {
 		return n.Stay(req, "no other node is left")
 	}
 	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
+	if n.priced && n.cands[i].Self {
+		if j := n.shed(req); j > 0 {
+			i, reason = j, "economic one copy is enough, at "+n.cands[j].Name
+		}
+	}
 	if n.cands[i].Self && !able {
 		i, reason = route.Elsewhere(n.cands, n.cfg.Rand)
 	}
-	return n.decide(req, n.cands[i], reason)
+	d := n.decide(req, n.cands[i], reason)
+	if n.priced {
+		d.Elsewhere = elsewhere(n.cands, i)
+		d.rent = n.cands[i].Price.Total() - n.priceHere(now, req, tokens, n.cands[i].Match).Total()
+	}
+	return d
+}
+
+// elsewhere is how soon a first token would come from the best but the i-th.
+func elsewhere(cands []route.Candidate, i int) (least time.Duration) {
+	for j, c := range cands {
+		if j != i && !c.Paused && (least == 0 || c.Price.Own() < least) {
+			least = c.Price.Own()
+		}
+	}
+	return least
 }
 
 // Stay decides for a request that must be served by this node, for the reason
@@ -133,13 +189,6 @@ func (n *Node) decide(req Request, c route.Candidate, reason string) Decision {
 	}
 }
 
-// Prefilled records that this node's engine has computed req's prompt, since its
-// first token is out: others may find the prompt cached while the answer, of
-// which Served will tell, is still being written.
-func (n *Node) Prefilled(req Request) {
-	n.tree.Insert(req.Chain, n.models.tokens(req.Model, req.Bytes))
-}
-
 // Served records that the node named by has answered req.
 //
 // When that is this node, its tree follows the engine (updateTrie): a hit clearly
@@ -147,6 +196,7 @@ func (n *Node) Prefilled(req Request) {
 // it has computed is inserted. When it is a peer, the estimate of that peer is
 // credited (updateTrieEstimate, lines 16-18) and its failures are over.
 func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
+	n.land(now, out)
 	chain := out.Chain
 	if chain == nil {
 		chain = req.Chain
@@ -164,6 +214,9 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 			n.tree.Prune(req.Chain, keep)
 		}
 		n.tree.Insert(chain, tokens)
+	}
+	if by == n.cfg.Name && n.allowance < warmBurst {
+		n.allowance += warmShare * float64(out.PromptTokens)
 	}
 	if out.Known {
 		n.models.learn(req.Model, req.Bytes, out.PromptTokens)
@@ -241,7 +294,7 @@ func (n *Node) Speak(now time.Time) gossip.Rumor {
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
-		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tree.Snapshot(),
+		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tree.Snapshot(), Load: n.load(now),
 	}
 }
 
@@ -269,6 +322,16 @@ func (n *Node) Forget(peer string) { n.view.Forget(peer) }
 // Suspected reports whether peer has been silent for too long, or was never heard
 // (section 3.3 of the paper: the broadcast is the heartbeat).
 func (n *Node) Suspected(now time.Time, peer string) bool { return n.view.Suspected(now, peer) }
+
+// load is what others need to price a request here.
+func (n *Node) load(now time.Time) gossip.Load {
+	n.meter.tick(now, len(n.pending) > 0)
+	l := gossip.Load{Backlog: n.backlog(now), Rate: n.meter.rate(), Toll: n.meter.toll(now)}
+	if n.speed.known() {
+		l.Base, l.PerToken = seconds(n.speed.line.Base), seconds(n.speed.line.Slope)
+	}
+	return l
+}
 
 func (n *Node) beginPause(now time.Time) {
 	if n.pause(now) == 0 {

@@ -168,7 +168,7 @@ func TestCompletionsAreInserted(t *testing.T) {
 func TestPrefilledIsCached(t *testing.T) {
 	a := newNode("a")
 	req := request("abc")
-	a.Prefilled(req)
+	a.Prefilled(start, req, nil)
 	if d := a.Stay(req, "why"); d.Match != 3 || d.Expected != 48 || d.Reason != "why" || !d.Self {
 		t.Errorf("%+v", d)
 	}

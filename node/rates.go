@@ -101,3 +101,8 @@ func shortfall(req Request, out Outcome) (keep int, short bool) {
 	cached := float64(max(out.CachedTokens, 0))
 	return int(cached / perBlock), cached < expected-slack
 }
+
+// bytes is the text of so many tokens.
+func (r *rates) bytes(model string, tokens int) int {
+	return int(float64(tokens) * r.bytesPerToken(model))
+}

@@ -20,6 +20,7 @@ type Candidate struct {
 	Match  int  // leading blocks of the prompt that it is believed to hold; -1 makes it the last resort
 	Queue  int  // requests it has admitted and not finished
 	Paused bool // its queue is too long: it asks for no more
+	Price  Price
 }
 
 // A Policy chooses among candidates, of which exactly one is Self. It returns the
@@ -35,7 +36,7 @@ var (
 	_ Policy = LongestPushback{}
 )
 
-var policies = []Policy{Local{}, Longest{}, LongestPushback{}}
+var policies = []Policy{Local{}, Longest{}, LongestPushback{}, Economic{}}
 
 // ByName returns the policy that flags and files call name.
 func ByName(name string) (Policy, error) {

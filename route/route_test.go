@@ -108,7 +108,7 @@ func TestPoliciesKeepTheirPromise(t *testing.T) {
 
 func TestUnknownPolicyNamesThemAll(t *testing.T) {
 	_, err := route.ByName("best")
-	if want := `unknown policy "best"; choose one of local, longest, longest+pushback`; err == nil || err.Error() != want {
+	if want := `unknown policy "best"; choose one of local, longest, longest+pushback, economic`; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

@@ -73,6 +73,9 @@ func modeOf(name string) (mode, error) {
 	return mode{name: name, policy: always(p), rumors: !local}, nil
 }
 
+// economic is the name of the policy by which nodes deal with prices.
+var economic = route.Economic{}.Name()
+
 // best returns the node with the least cost among those that are up, in reach of
 // the origin and not tried; of equals the origin, then one by chance.
 func (c *cluster) best(k *call, cost func(*member) int) int {

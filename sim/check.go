@@ -75,9 +75,14 @@ func (k *checker) heard(m *member, r *spoken, news bool) {
 	}
 }
 
+// answered: a peer that has answered a request is well, and holds its prompt.
+func (k *checker) answered(m *member, peer int, chain prefix.Chain) {
+	k.nodes[m.index].peers[peer].failed = false
+	k.credited(m, peer, chain)
+}
+
 func (k *checker) credited(m *member, peer int, chain prefix.Chain) {
 	b := &k.nodes[m.index].peers[peer]
-	b.failed = false
 	if b.rumor == nil {
 		return // what was never heard of is not believed in
 	}
@@ -90,6 +95,9 @@ func (k *checker) credited(m *member, peer int, chain prefix.Chain) {
 		}
 	}
 }
+
+// uncredited: what a node was thought to be computing it may not have computed.
+func (k *checker) uncredited(m *member, peer int) { k.nodes[m.index].peers[peer].credits = nil }
 
 func (k *checker) failed(m *member, peer int) { k.nodes[m.index].peers[peer].failed = true }
 

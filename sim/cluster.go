@@ -50,6 +50,7 @@ type member struct {
 	stuck    *spoken       // what it tells for ever, if anything
 	calls    map[int]*call // that came to it and are open
 	jobs     map[uint64]*attempt
+	warming  *attempt // nil while none is under way
 }
 
 func newCluster(cfg Config, next func() (Request, bool)) *cluster {
@@ -90,7 +91,7 @@ func (c *cluster) start(m *member) {
 		Poll: c.cfg.Poll, PauseFor: min(2*c.cfg.Poll, gossip.MaxInterval),
 		CapacityTokens: c.cfg.TreeTokens, LearnCapacity: c.cfg.Feedback == Learn,
 		MaxBlocks:      maxBlocks(c.cfg),
-		QueueThreshold: c.cfg.QueueThreshold,
+		QueueThreshold: c.cfg.QueueThreshold, NoWarming: c.cfg.NoWarming,
 		// A block of the node is so many bytes of text, one here so many tokens:
 		// a token passes for text of such a length that the two are one, and the
 		// node counts tokens as it would beside an engine with a tokenizer.
@@ -101,7 +102,7 @@ func (c *cluster) start(m *member) {
 	}
 	m.Node = node.New(cfg)
 	m.up = true
-	m.calls, m.jobs = map[int]*call{}, map[uint64]*attempt{}
+	m.calls, m.jobs, m.warming = map[int]*call{}, map[uint64]*attempt{}, nil
 	if m.engine == nil {
 		m.engine = emulate.New(c.cfg.Profile, c.cfg.BlockTokens)
 	}

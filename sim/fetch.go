@@ -105,7 +105,7 @@ func (c *cluster) loaded(e *event) {
 		c.stats.fetched += k.asked
 		chain := k.Chain[:e.last]
 		origin.engine.Load(chain)
-		origin.Prefilled(node.Request{Model: model, Chain: chain, Bytes: len(chain) * prefix.BlockBytes})
+		origin.Prefilled(c.now, node.Request{Model: model, Chain: chain, Bytes: len(chain) * prefix.BlockBytes}, nil)
 	case !reached && c.now.Sub(start) < k.giveUp:
 		c.after(c.patience()/3, *e)
 		return

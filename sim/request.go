@@ -19,6 +19,8 @@ type call struct {
 	attempt  *attempt // the last one
 	closed   bool
 
+	bounced bool
+
 	fetching int           // trees or KV caches that are still awaited
 	fetched  bool          // they came, or are given up
 	asked    int64         // bytes of the KV cache
@@ -36,6 +38,13 @@ type attempt struct {
 	hops     int
 	over     bool          // answered, or given up
 	first    time.Duration // when the first token reaches the client; 0 while it is not on its way
+	sent     *node.Flight  // at the origin, of a forward
+	run      *node.Flight  // at the node that serves
+	came     time.Duration // when it reached that node
+	promise  node.Promise
+	report   node.Report
+	warming  *node.Warming // this is no request, but a prefix that the node computes of its own will
+	bounced  bool
 	stuck    what          // the message that a partition holds up: forwarded, answered or refused
 	since    time.Duration // since when
 }
@@ -131,6 +140,16 @@ func (c *cluster) dispatch(k *call) {
 		if c.check != nil {
 			c.check.routed(k, d)
 		}
+		if !d.Self {
+			a.sent = origin.Dispatch(c.now, k.bytes(c), d)
+			if c.check != nil && c.mode.name == economic {
+				c.check.credited(origin, a.node, k.Chain)
+			}
+			a.promise = node.Promise{Tokens: d.Expected, Within: d.Elsewhere}
+			if k.bounced {
+				a.promise.Within = 0
+			}
+		}
 	} else {
 		a.node = c.mode.choose(c, k)
 		d := c.members[a.node].Stay(k.bytes(c), c.mode.name)
@@ -170,6 +189,13 @@ func (c *cluster) receive(a *attempt) {
 	case !c.members[a.node].up:
 		c.send(a, refused)
 	default:
+		m := c.members[a.node]
+		if _, ok := m.Admit(c.now, a.call.bytes(c), a.promise); !ok {
+			a.report.Backlog = m.Backlog(c.now)
+			a.bounced = true
+			c.send(a, refused)
+			return
+		}
 		c.serve(a)
 	}
 }
@@ -178,9 +204,17 @@ func (c *cluster) receive(a *attempt) {
 // where it is.
 func (c *cluster) serve(a *attempt) {
 	m, k := c.members[a.node], a.call
-	a.promised = a.match
+	if w := m.warming; w != nil && m.Yield(c.now) {
+		c.dropWarming(m)
+	}
+	d := node.Decision{Node: m.name, Match: a.match, Expected: k.expected}
 	if a.hops > 0 {
-		a.promised = m.Stay(k.bytes(c), "forwarded").Match
+		d, _ = m.Admit(c.now, k.bytes(c), node.Promise{})
+	}
+	a.promised, a.came = d.Match, c.now.Sub(start)
+	a.report.Shared, a.report.Others = m.Shared(k.bytes(c))
+	if c.mode.choose == nil {
+		a.run = m.Dispatch(c.now, k.bytes(c), d)
 	}
 	m.jobs[a.id] = a
 	m.engine.Submit(c.now, emulate.Job{ID: a.id, Chain: k.Chain, Tokens: k.Tokens, Output: k.Output})
@@ -200,6 +234,10 @@ func (c *cluster) rouse(m *member) {
 func (c *cluster) stepEngine(m *member) {
 	for _, e := range m.engine.Step(c.now) {
 		a := m.jobs[e.ID]
+		if a.warming != nil {
+			c.stepWarming(m, a, e)
+			continue
+		}
 		k := a.call
 		switch e.Kind {
 		case emulate.FirstToken:
@@ -210,13 +248,16 @@ func (c *cluster) stepEngine(m *member) {
 			if a.hops > 0 && a.first > 0 {
 				a.first += c.delay(a.node, k.origin)
 			}
-			if k.Output > 1 {
-				m.Prefilled(k.bytes(c))
+			if k.Output > 1 || a.run != nil {
+				m.Prefilled(c.now, k.bytes(c), a.run)
+			}
+			if a.run != nil {
+				a.report = m.Report(c.now, a.run, a.report.Shared, a.report.Others)
 			}
 		case emulate.Done:
 			delete(m.jobs, e.ID)
 			m.Queued(c.now, m.engine.Queue())
-			m.Served(c.now, k.bytes(c), m.name, c.outcome(a, a.promised))
+			m.Served(c.now, k.bytes(c), m.name, c.outcome(a, a.promised, a.run))
 			if a.node != k.origin {
 				c.send(a, answered)
 				break
@@ -225,15 +266,17 @@ func (c *cluster) stepEngine(m *member) {
 			c.finish(k, a, "")
 		}
 	}
+	c.warm(m)
 	c.rouse(m)
 }
 
 // outcome is what the engine reports. It keeps whole blocks, as the tree does.
-func (c *cluster) outcome(a *attempt, promised int) node.Outcome {
+func (c *cluster) outcome(a *attempt, promised int, f *node.Flight) node.Outcome {
 	k := a.call
 	return node.Outcome{
 		Known: c.cfg.Feedback != Deaf, PromptTokens: k.Tokens, CachedTokens: a.cached, Promised: promised,
 		Chain: k.Chain, Tokens: len(k.Chain) * c.cfg.BlockTokens,
+		Flight: f, Report: a.report,
 	}
 }
 
@@ -247,9 +290,12 @@ func (c *cluster) answer(a *attempt) {
 	if !c.begun(a) || k.Output <= 1 { // the only token comes with the end
 		a.first = c.now.Sub(start)
 	}
-	c.members[k.origin].Served(c.now, k.bytes(c), c.members[a.node].name, c.outcome(a, a.match))
+	origin := c.members[k.origin]
+	origin.Begun(start.Add(a.first), a.sent)
+	origin.Served(c.now, k.bytes(c), c.members[a.node].name, c.outcome(a, a.match, a.sent))
+	c.warm(origin)
 	if c.check != nil {
-		c.check.credited(c.members[k.origin], a.node, k.Chain)
+		c.check.answered(origin, a.node, k.Chain)
 	}
 	c.finish(k, a, "")
 }
@@ -259,9 +305,23 @@ func (c *cluster) begun(a *attempt) bool { return a.first > 0 && a.first <= c.no
 
 // refuse takes in the word of a node that an attempt will not be answered there.
 func (c *cluster) refuse(a *attempt) {
-	if !a.over && !c.held(a, refused) {
-		c.lose(a)
+	if a.over || c.held(a, refused) {
+		return
 	}
+	if !a.bounced {
+		c.lose(a)
+		return
+	}
+	a.over = true
+	k := a.call
+	k.bounced = true
+	c.stats.bounced++
+	c.members[k.origin].Bounced(c.now, a.sent, a.report.Backlog)
+	if c.check != nil {
+		c.check.uncredited(c.members[k.origin], a.node)
+	}
+	k.tried = append(k.tried, c.members[a.node].name)
+	c.dispatch(k)
 }
 
 // lose takes in that an attempt will not be answered. Once the client has seen a
@@ -273,8 +333,12 @@ func (c *cluster) lose(a *attempt) {
 	a.over = true
 	k := a.call
 	name := c.members[a.node].name
+	c.members[k.origin].Drop(c.now, a.sent)
 	c.members[k.origin].Failed(c.now, name)
 	if c.check != nil {
+		if c.mode.name == economic {
+			c.check.uncredited(c.members[k.origin], a.node)
+		}
 		c.check.failed(c.members[k.origin], a.node)
 	}
 	if c.begun(a) {
@@ -318,6 +382,7 @@ func (c *cluster) cancel(a *attempt) {
 	}
 	delete(m.jobs, a.id)
 	m.engine.Cancel(c.now, a.id)
+	m.Drop(c.now, a.run)
 	m.Queued(c.now, m.engine.Queue())
 	c.rouse(m)
 }

@@ -83,6 +83,7 @@ func (c *cluster) hear(e *event) {
 		if to == e.node || !m.up || !c.reaches(int(e.node), int(to)) {
 			continue
 		}
+		m.SetTrip(e.rumor.Author, c.trip(int(e.node), int(to))+c.trip(int(to), int(e.node)))
 		news := m.Hear(c.now, e.rumor.Rumor)
 		if c.check != nil {
 			c.check.heard(m, e.rumor, news)

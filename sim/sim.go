@@ -48,6 +48,7 @@ type Config struct {
 	Feedback       Feedback        // what nodes make of what their engines report
 
 	Poll           time.Duration // between two rumors of a node; 500ms
+	NoWarming      bool          // engines compute nothing but what clients ask for
 	QueueThreshold int           // of push-back; the node's default
 
 	Network Network
@@ -188,6 +189,7 @@ type Result struct {
 	Warmed       int64         // prompt tokens that engines computed for no client
 	FetchedBytes int64         // KV caches and trees fetched by request that came
 	Unfetched    int           // of them, how many were given up
+	Bounced      int           // forwards that a node refused for serving them late
 	Befallen     int           // of Config.Faults, how many came before the end
 	End          time.Duration // when the last answer came
 	Events       int

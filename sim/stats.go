@@ -13,7 +13,9 @@ type stats struct {
 	latency, ttft               []time.Duration
 	tokens, expected, cached    int64
 	rumors, fetched             int64 // bytes
-	unfetched                   int   // fetches given up
+	warmed                      int64 // tokens
+	bounced                     int
+	unfetched                   int // fetches given up
 	events                      int
 	end                         time.Duration
 	hash                        hash
@@ -43,8 +45,8 @@ func (c *cluster) result() Result {
 		Requests: s.requests, Errors: s.errors,
 		Latency: summarize(s.latency), TTFT: summarize(s.ttft),
 		RumorBytes: s.rumors, FetchedBytes: s.fetched, Unfetched: s.unfetched,
-		Befallen: c.faultsAt,
-		End:      s.end, Events: s.events, Hash: uint64(s.hash),
+		Befallen: c.faultsAt, Warmed: s.warmed, Bounced: s.bounced,
+		End: s.end, Events: s.events, Hash: uint64(s.hash),
 	}
 	if s.tokens > 0 {
 		r.ExpectedHit = float64(s.expected) / float64(s.tokens)

@@ -1,0 +1,234 @@
+package node
+
+import (
+	"math"
+	"time"
+
+	"github.com/hearsay-project/hearsay/estimate"
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/route"
+)
+
+// What a node believes of an engine of which it knows nothing: a mid-sized model on
+// one GPU. The first sample scales it, so that only the proportion matters for long.
+const (
+	priorBase     = 20 * time.Millisecond
+	priorPerToken = 250 * time.Microsecond
+
+	// spreadTokens is how far two prompts' uncached tokens must be apart for the
+	// pair to tell the price of a token from that of a request.
+	spreadTokens = 32
+
+	// spreadBytes is the same for a forward's bytes and the bandwidth of a link.
+	spreadBytes = 4096
+
+	// truthPrior is how many bytes of a peer's promises count as kept before the
+	// first was put to the test: some prompts.
+	truthPrior = 8 << 10
+	truthSpan  = 32
+)
+
+// A speed is how long an engine's prefill takes, in seconds on tokens not cached.
+type speed struct{ line estimate.Line }
+
+func newSpeed() speed {
+	return speed{estimate.Line{Base: priorBase.Seconds(), Slope: priorPerToken.Seconds(), MinSpread: spreadTokens}}
+}
+
+func (s *speed) prefill(uncached int) time.Duration { return seconds(s.line.At(float64(uncached))) }
+
+// known reports whether the speed rests on any sample.
+func (s *speed) known() bool { return s.line.Samples() > 0 }
+
+// speedOf is a peer's speed as it tells it; while it does not, this node's own.
+func (n *Node) speedOf(load gossip.Load) *speed {
+	if load.PerToken == 0 && load.Base == 0 {
+		return &n.speed
+	}
+	n.scratch.line.Base, n.scratch.line.Slope = load.Base.Seconds(), load.PerToken.Seconds()
+	return &n.scratch
+}
+
+// An account is what this node has learnt of a peer by dealing with it.
+type account struct {
+	trip  estimate.Line  // seconds there and back, on bytes of the request
+	truth estimate.Share // of the bytes that it was said to hold, how many it held
+	sent  []*Flight      // that it has not answered
+
+	backlog   time.Duration // as its last answer told
+	backlogAt time.Time     // when that was so; zero before
+}
+
+// account returns the account of peer, opened when there is none.
+func (n *Node) account(peer string) *account {
+	a := n.accounts[peer]
+	if a == nil {
+		a = &account{
+			trip:  estimate.Line{MinSpread: spreadBytes},
+			truth: estimate.Share{Prior: truthPrior, Span: truthSpan},
+		}
+		n.accounts[peer] = a
+	}
+	return a
+}
+
+// SetTrip tells how long a small message takes to peer and back, as whoever carries
+// rumors has measured. It is what is believed of a forward until one has been tried.
+func (n *Node) SetTrip(peer string, rtt time.Duration) {
+	if a := n.account(peer); a.trip.Samples() == 0 && rtt >= 0 {
+		a.trip.Base = rtt.Seconds()
+	}
+}
+
+func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2) }
+
+// wait is how long the prefill of a request that is sent to a peer now would wait
+// there: the newest backlog it told, which has since run down, and behind it what
+// this node has sent that the peer did not know of then.
+func (n *Node) wait(now time.Time, p gossip.Peer, a *account) time.Duration {
+	oneWay := n.oneWay(a)
+	told, backlog := p.Heard.Add(-oneWay), p.Load.Backlog
+	if a.backlogAt.After(told) {
+		told, backlog = a.backlogAt, a.backlog
+	}
+	free := told.Add(backlog)
+	for _, f := range a.sent {
+		if came := f.at.Add(oneWay); came.After(told) && f.first.IsZero() {
+			free = later(free, came).Add(f.service)
+		}
+	}
+	return max(0, free.Sub(now.Add(oneWay)), p.PausedUntil.Sub(now))
+}
+
+// price says what it would cost to serve a request of so many tokens at a peer.
+func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, match int) route.Price {
+	a := n.account(p.Name)
+	held := float64(n.models.tokens(req.Model, min(match*prefix.BlockBytes, req.Bytes))) * a.truth.Value()
+	pr := route.Price{
+		Trip:    seconds(a.trip.At(float64(req.Bytes))),
+		Wait:    n.wait(now, p, a),
+		Prefill: n.speedOf(p.Load).prefill(max(tokens-int(held), 1)),
+	}
+	pr.Toll = toll(p.Load.Toll, pr) + n.wear(n.work(p.Load), pr)
+	return pr
+}
+
+// priceHere says what it would cost to serve it on this node's own engine.
+func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
+	held := n.models.tokens(req.Model, min(match*prefix.BlockBytes, req.Bytes))
+	pr := route.Price{Wait: n.backlog(now), Prefill: n.speed.prefill(max(tokens-held, 1))}
+	pr.Toll = toll(n.meter.toll(now), pr) + n.wear(n.workHere(), pr)
+	return pr
+}
+
+// wear is what a prefill costs on an engine that is busy for more of its time than
+// the others: the excess over their mean, up to once that, beyond what is chance.
+func (n *Node) wear(work float64, p route.Price) time.Duration {
+	if n.meanWork <= 0 {
+		return 0
+	}
+	return seconds(wearWeight * p.Prefill.Seconds() * max(-1, min(work/n.meanWork-1, 1)))
+}
+
+// work is how much of its time an engine would spend on the requests that it serves
+// if all were alike: so many tokens each that are not cached.
+func (n *Node) work(l gossip.Load) float64 {
+	return l.Rate * n.speedOf(l).prefill(alikeTokens).Seconds()
+}
+
+func (n *Node) workHere() float64 { return n.meter.rate() * n.speed.prefill(alikeTokens).Seconds() }
+
+const alikeTokens = 256
+
+// wearWeight of a prefill's time is what it costs more on an engine that is twice
+// as busy as the mean.
+const wearWeight = 0.5
+
+// weigh takes the mean of what all nodes are busy, before a price is asked.
+func (n *Node) weigh(now time.Time) {
+	n.meter.tick(now, len(n.pending) > 0)
+	sum, count := n.workHere(), 1.0
+	for _, p := range n.view.Peers(now) {
+		if p.Usable() {
+			sum += n.work(p.Load)
+			count++
+		}
+	}
+	n.meanWork = sum / count
+}
+
+// toll is how much longer later requests wait because of a prefill. Until the
+// engine is idle again, which takes the wait and the prefill over the idle share of
+// its time, some come, and each that does so before then waits for that prefill.
+func toll(rate float64, p route.Price) time.Duration {
+	s := p.Prefill.Seconds()
+	return seconds(rate * s * (p.Wait.Seconds() + s/2))
+}
+
+// A meter measures how busy this node's engine is, over about the last meterSpan.
+type meter struct {
+	at          time.Time
+	busy, total float64 // seconds
+	met         float64 // requests that came while it was busy
+	came, all   float64 // requests and seconds, over about wearSpan
+}
+
+const (
+	meterSpan = 30 * time.Second
+	wearSpan  = 5 * time.Minute
+	// meterPrior is an idle time that every meter begins with, so that its first
+	// second does not make an engine look busy.
+	meterPrior = 5
+)
+
+// tick lets time pass, in which the engine was busy or not.
+func (m *meter) tick(now time.Time, busy bool) {
+	if m.at.IsZero() {
+		m.at, m.total, m.all = now, meterPrior, meterPrior
+		return
+	}
+	d := now.Sub(m.at).Seconds()
+	if d <= 0 {
+		return // a clock that was set back stands still
+	}
+	m.at = now
+	keep := math.Exp(-d / meterSpan.Seconds())
+	m.busy, m.total, m.met = m.busy*keep, m.total*keep, m.met*keep
+	keep = math.Exp(-d / wearSpan.Seconds())
+	m.came, m.all = m.came*keep, m.all*keep+d
+	if m.total += d; busy {
+		m.busy += d
+	}
+}
+
+// come counts a request that comes now, to an engine that is busy or not.
+func (m *meter) come(now time.Time, busy bool) {
+	m.tick(now, busy)
+	m.came++
+	if busy {
+		m.met++
+	}
+}
+
+// rate is how many requests a second have come in the long run.
+func (m *meter) rate() float64 {
+	if m.all <= 0 {
+		return 0
+	}
+	return m.came / m.all
+}
+
+// toll is the rate at which requests come while the engine is busy, in one a
+// second, over the share of time that it is not.
+func (m *meter) toll(now time.Time) float64 {
+	if m.busy <= 0 {
+		return 0
+	}
+	return m.met / max(m.busy, 1) / max(1-m.busy/m.total, 0.05)
+}
+
+func seconds(s float64) time.Duration {
+	const most = float64(24 * time.Hour)
+	return time.Duration(max(0, min(s*float64(time.Second), most)))
+}

@@ -1,0 +1,222 @@
+package node
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// A Flight is a request under way: from Dispatch to the engine beside this node, or
+// to a peer, until it has landed in Served or was dropped. Its node owns it.
+type Flight struct {
+	Node     string // that is to serve it
+	req      Request
+	match    int // leading blocks that were counted on
+	tokens   int // of the prompt
+	uncached int // of them, to be computed as far as is known
+	at       time.Time
+	service  time.Duration // of its prefill, as expected
+	took     time.Duration // of its prefill, as it was; 0 while not known
+	first    time.Time     // when its first token came; zero before
+	rent     time.Duration // that it pays for not being served here
+	warming  bool          // of this node's own will, not for a client
+	over     bool
+}
+
+// A Report is what the node that served a forward says beside the answer: what its
+// client's node learns from.
+type Report struct {
+	Known   bool
+	Took    time.Duration // from its coming to its first token
+	Backlog time.Duration // at its first token, see gossip.Load
+	Shared  int           // leading blocks that it has in common with others there
+	Others  int           // how many continue differently from there
+}
+
+// Dispatch records that req is on its way to the node that d names: it will keep an
+// engine busy from now on, and its prompt be cached there. What is returned goes to
+// Prefilled, and then to Served in an Outcome or to Drop.
+func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
+	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.models.tokens(req.Model, req.Bytes), at: now, rent: d.rent}
+	f.uncached = max(f.tokens-d.Expected, 1)
+	if !d.forwarded {
+		n.asks.add(req.Chain)
+	}
+	if d.Node == n.cfg.Name {
+		f.service = n.speed.prefill(f.uncached)
+		n.meter.come(now, len(n.pending) > 0)
+		n.pending = append(n.pending, f)
+		return f
+	}
+	a := n.account(d.Node)
+	load, _ := n.view.Load(d.Node)
+	f.service = n.speedOf(load).prefill(f.uncached)
+	a.sent = append(a.sent, f)
+	if n.priced {
+		n.view.Credit(now, d.Node, req.Chain)
+	}
+	return f
+}
+
+// Drop records that a flight will not land: it failed, was refused, or its client
+// left. What was credited at Dispatch is taken back.
+func (n *Node) Drop(now time.Time, f *Flight) {
+	if f == nil || f.over {
+		return
+	}
+	f.over = true
+	if f.Node == n.cfg.Name {
+		if n.warming == f {
+			n.warming = nil
+			n.warmed.Cancelled++
+		}
+		n.leave(now, f)
+		return
+	}
+	a := n.account(f.Node)
+	a.sent = remove(a.sent, f)
+	if n.priced {
+		n.view.Uncredit(f.Node)
+	}
+}
+
+// Prefilled records that the first token of a request has come from this node's
+// engine, so that others may find its prompt cached while the answer, of which
+// Served will tell, is still being written.
+func (n *Node) Prefilled(now time.Time, req Request, f *Flight) {
+	tokens := n.models.tokens(req.Model, req.Bytes)
+	if n.priced {
+		held := min(n.tree.Match(req.Chain)*prefix.BlockBytes, req.Bytes)
+		n.inflow.Add(float64(tokens - n.models.tokens(req.Model, held)))
+	}
+	n.tree.Insert(req.Chain, tokens)
+	if n.priced && (f == nil || !f.warming) {
+		n.revive(req)
+	}
+	if f != nil && f.first.IsZero() {
+		f.took = max(0, now.Sub(later(f.at, n.lastFirst)))
+		f.first = now
+		n.leave(now, f)
+		n.lastFirst = now
+	}
+}
+
+// leave ends a flight's stay in this node's queue for prefill.
+func (n *Node) leave(now time.Time, f *Flight) {
+	n.meter.tick(now, len(n.pending) > 0)
+	n.pending = remove(n.pending, f)
+}
+
+// land takes in what a flight's answer tells.
+func (n *Node) land(now time.Time, out Outcome) {
+	f := out.Flight
+	if f == nil || f.over {
+		return
+	}
+	f.over = true
+	if f.Node == n.cfg.Name {
+		if n.warming == f {
+			n.warming = nil
+		}
+		n.leave(now, f)
+		if out.Known && f.took > 0 {
+			n.speed.line.Add(float64(max(out.PromptTokens-out.CachedTokens, 1)), f.took.Seconds())
+		}
+		return
+	}
+	a := n.account(f.Node)
+	a.sent = remove(a.sent, f)
+	if !out.Report.Known {
+		return
+	}
+	first := f.first
+	if first.IsZero() {
+		first = now
+	}
+	a.trip.Add(float64(f.req.Bytes), max(0, first.Sub(f.at)-out.Report.Took).Seconds())
+	a.backlog, a.backlogAt = out.Report.Backlog, first.Add(-n.oneWay(a))
+	n.consider(now, f, out.Report)
+	if out.Known && out.Promised > 0 {
+		a.truth.Add(float64(out.Promised*prefix.BlockBytes), float64(min(out.Promised*prefix.BlockBytes, n.models.bytes(f.req.Model, out.CachedTokens))))
+	}
+}
+
+// Begun records that the first token of a forwarded request has reached this node.
+func (n *Node) Begun(now time.Time, f *Flight) {
+	if f != nil && f.first.IsZero() {
+		f.first = now
+	}
+}
+
+// backlog is how long a request that came now would wait for its prefill to begin.
+func (n *Node) backlog(now time.Time) time.Duration {
+	var total time.Duration
+	for i, f := range n.pending {
+		if i > 0 {
+			total += f.service
+			continue
+		}
+		total += max(0, later(f.at, n.lastFirst).Add(f.service).Sub(now))
+	}
+	return total
+}
+
+func remove(list []*Flight, f *Flight) []*Flight {
+	if i := slices.Index(list, f); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// A Promise travels with a forward: what it was sent there for.
+type Promise struct {
+	Tokens int           // cached there, as the sender believes
+	Within time.Duration // its first token elsewhere, by the sender's reckoning; 0: there is no elsewhere
+}
+
+// Admit decides whether a forwarded request is served here. When this node's first
+// token would come clearly later than what the sender could have elsewhere, it is
+// bounced: told at once is better than served late. The sender then does not ask a
+// second time with a condition, so bounces never chain.
+func (n *Node) Admit(now time.Time, req Request, p Promise) (d Decision, admitted bool) {
+	d = n.Stay(req, "forwarded")
+	d.forwarded = true
+	price := n.priceHere(now, req, n.models.tokens(req.Model, req.Bytes), d.Match)
+	if n.priced && p.Within > 0 && price.Own() > p.Within+max(p.Within/8, bounceSlack) {
+		n.bounced++
+		return d, false
+	}
+	return d, true
+}
+
+// bounceSlack is how much later than elsewhere is not worth the way back.
+const bounceSlack = 5 * time.Millisecond
+
+// Report says what the sender of a forward is to learn beside the answer, at its
+// first token. The request must not have been served yet when shared is asked.
+func (n *Node) Report(now time.Time, f *Flight, shared, others int) Report {
+	return Report{Known: true, Took: now.Sub(f.at), Backlog: n.backlog(now), Shared: shared, Others: others}
+}
+
+// Shared returns how many leading blocks of a prompt this node knows from others'
+// too, and how many go on differently from there.
+func (n *Node) Shared(req Request) (blocks, others int) { return n.tree.Branch(req.Chain) }
+
+// Bounced records that a peer has refused a flight that it would have served late,
+// and what it said of its load.
+func (n *Node) Bounced(now time.Time, f *Flight, backlog time.Duration) {
+	a := n.account(f.Node)
+	n.Drop(now, f)
+	a.backlog, a.backlogAt = backlog, now.Add(-n.oneWay(a))
+}
+
+// Backlog is what a bounce tells the sender.
+func (n *Node) Backlog(now time.Time) time.Duration { return n.backlog(now) }
