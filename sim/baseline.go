@@ -14,6 +14,7 @@ type mode struct {
 	name       string
 	policy     func() route.Policy           // of one life of a node
 	rumors     bool                          // nodes speak every poll
+	usage      bool                          // and tell in it what their engines have on their hands
 	fetchTrees bool                          // the origin asks all peers for their trees before it routes
 	fetchKV    bool                          // the origin pulls the KV cache of the longest match
 	choose     func(c *cluster, k *call) int // nil: the origin's node routes
@@ -57,7 +58,7 @@ func always(p route.Policy) func() route.Policy { return func() route.Policy { r
 
 // modeOf returns what a policy's name means.
 func modeOf(name string) (mode, error) {
-	for _, m := range slices.Concat(tieBreaks, baselines) {
+	for _, m := range slices.Concat(tieBreaks, baselines, rivals) {
 		if m.name == name {
 			if m.policy == nil {
 				m.policy = always(route.Local{})

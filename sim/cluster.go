@@ -34,6 +34,7 @@ type cluster struct {
 
 	tripTimes []time.Duration // trips' scratch
 	encoded   []byte          // utter's scratch
+	seen      []sighting      // sight's scratch
 }
 
 // A member is a node, its engine and what the cluster knows of it.
@@ -51,6 +52,7 @@ type member struct {
 	calls    map[int]*call // that came to it and are open
 	jobs     map[uint64]*attempt
 	warming  *attempt // nil while none is under way
+	peers    []peer   // by index, where rivals route; nil before the first rumor
 }
 
 func newCluster(cfg Config, next func() (Request, bool)) *cluster {
@@ -102,7 +104,7 @@ func (c *cluster) start(m *member) {
 	}
 	m.Node = node.New(cfg)
 	m.up = true
-	m.calls, m.jobs, m.warming = map[int]*call{}, map[uint64]*attempt{}, nil
+	m.calls, m.jobs, m.warming, m.peers = map[int]*call{}, map[uint64]*attempt{}, nil, nil
 	if m.engine == nil {
 		m.engine = emulate.New(c.cfg.Profile, c.cfg.BlockTokens)
 	}

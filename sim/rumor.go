@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/hearsay-project/hearsay/emulate"
 	"github.com/hearsay-project/hearsay/gossip"
 )
 
@@ -15,6 +16,7 @@ type spoken struct {
 	gossip.Rumor
 	author *member
 	bytes  int64
+	usage  emulate.Usage // of the author's engine, where rivals route
 }
 
 // speak lets a node tell all others what it holds, and queues its next turn.
@@ -85,6 +87,9 @@ func (c *cluster) hear(e *event) {
 		}
 		m.SetTrip(e.rumor.Author, c.trip(int(e.node), int(to))+c.trip(int(to), int(e.node)))
 		news := m.Hear(c.now, e.rumor.Rumor)
+		if news && c.mode.usage {
+			m.note(e.rumor, len(c.members))
+		}
 		if c.check != nil {
 			c.check.heard(m, e.rumor, news)
 		}
@@ -94,6 +99,9 @@ func (c *cluster) hear(e *event) {
 // utter makes a rumor and counts the bytes that its encoding would have.
 func (c *cluster) utter(m *member) *spoken {
 	r := &spoken{Rumor: m.Speak(c.now), author: m}
+	if c.mode.usage {
+		r.usage = m.engine.Usage()
+	}
 	if m.stuck != nil {
 		version := r.Version
 		*r = *m.stuck

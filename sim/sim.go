@@ -279,10 +279,10 @@ func Run(cfg Config, requests iter.Seq[Request]) (Result, error) {
 }
 
 // Policies lists what Config.Policy may be: the node's own, longest with other
-// rules for ties, then the baselines.
+// rules for ties, then the baselines and the rivals.
 func Policies() []string {
 	names := strings.Split(route.Names(), ", ")
-	for _, m := range slices.Concat(tieBreaks, baselines) {
+	for _, m := range slices.Concat(tieBreaks, baselines, rivals) {
 		names = append(names, m.name)
 	}
 	return names
