@@ -104,17 +104,31 @@ func TestG19EngineWantsAKey(t *testing.T) {
 			keyedEngine(c)
 			time.Sleep(time.Minute)
 			r := c.get("B", "/readyz")
-			if why := string(r.body); r.status != 503 || !strings.Contains(why, "credentials") || !strings.Contains(why, "401") || !strings.Contains(why, "--engine-key") {
-				t.Errorf("%d %s", r.status, why)
+			if r.status != 200 {
+				t.Errorf("%d %s", r.status, r.body)
 			}
-			if n := strings.Count(c.members["B"].log.String(), "state=credentials"); n != 1 {
-				t.Errorf("the log says so %d times in a minute", n)
+			log := c.members["B"].log.String()
+			if strings.Count(log, "state=credentials") != 1 || !strings.Contains(log, "status 401") || !strings.Contains(log, "--engine-key") {
+				t.Errorf("the log says in a minute:\n%s", log)
 			}
-			// What a client's own key opens is open.
+			if s := c.members["B"].daemon.Status(); s.EngineState != "credentials" {
+				t.Errorf("the engine is %s", s.EngineState)
+			}
+			// What a client's own key opens is open, which is why the node is ready.
 			if r := c.askAt(t.Context(), "B", http.MethodPost, chatPath, chat, "Authorization: Bearer engine-key"); r.status != 200 {
 				t.Errorf("with the client's key: %d %s", r.status, r.body)
 			}
 		})
+	})
+	t.Run("with a wrong one", func(t *testing.T) {
+		virtual(t, 2, always(JSON(200, answer)), func(t *testing.T, c *cluster) {
+			keyedEngine(c)
+			time.Sleep(time.Minute)
+			r := c.get("B", "/readyz")
+			if why := string(r.body); r.status != 503 || !strings.Contains(why, "credentials") || !strings.Contains(why, "401") || !strings.Contains(why, "--engine-key") {
+				t.Errorf("%d %s", r.status, why)
+			}
+		}, func(c *daemon.Config) { c.EngineKey = "an old key" })
 	})
 }
 

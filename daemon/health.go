@@ -36,11 +36,12 @@ type health struct {
 }
 
 // errDenied is the error of a probe that lacked credentials.
-var errDenied = errors.New("the engine wants credentials: give this node its key with --engine-key")
+var errDenied = errors.New("the engine wants credentials: give this node its key with --engine-key, unless its clients bring their own")
 
 // probe takes in how a probe ended and returns whether the engine has come back
 // with nothing cached. Refused connections are certain: nobody listens. Anything
-// else may be a busy engine, and only failuresMax in a row take it out.
+// else may be a busy engine, and only failuresMax in a row take it out. One that
+// wants credentials lives.
 func (h *health) probe(err error, failuresMax, successesMin int) (cleared bool) {
 	h.probed = true
 	h.denied = errors.Is(err, errDenied)
@@ -58,7 +59,7 @@ func (h *health) probe(err error, failuresMax, successesMin int) (cleared bool) 
 	return cleared
 }
 
-// generated takes in how a client's generation ended at the engine: any answer, or none.
+// generated takes in how a generation ended at the engine: any answer, or none.
 func (h *health) generated(err error) {
 	if h.err = err; err == nil {
 		h.strikes = 0
@@ -111,7 +112,7 @@ func (d *Daemon) unready() (why string) {
 		switch state := d.health.state(); {
 		case d.closing:
 			why = "shutting down"
-		case state != "ready":
+		case !d.accepts(state):
 			why = fmt.Sprintf("the engine is not ready (%s)", state)
 			if d.health.err != nil {
 				why += ": " + d.health.err.Error()
@@ -119,6 +120,12 @@ func (d *Daemon) unready() (why string) {
 		}
 	})
 	return why
+}
+
+// accepts says whether clients are to be sent to an engine in this state. They may
+// bring the credentials that the node has not.
+func (d *Daemon) accepts(state string) bool {
+	return state == "ready" || state == "credentials" && d.cfg.EngineKey == ""
 }
 
 const (
@@ -132,7 +139,7 @@ const (
 func (d *Daemon) probeEvery(ctx context.Context) {
 	tick := time.NewTicker(d.cfg.HealthInterval)
 	defer tick.Stop()
-	trialWait, trialAt := d.cfg.HealthInterval, time.Now()
+	wait, stuckSince := d.cfg.HealthInterval, time.Time{} // for the next trial, and from when on
 	var asked time.Time
 	for {
 		d.careful("a probe", func() {
@@ -141,15 +148,20 @@ func (d *Daemon) probeEvery(ctx context.Context) {
 				asked = time.Now()
 			}
 		})
-		stuck := false
-		d.locked(func(time.Time, *node.Node) { stuck = d.health.stuck() && !d.health.down })
+		well, stuck := false, false
+		d.locked(func(time.Time, *node.Node) {
+			well, stuck = d.health.strikes == 0, d.health.stuck() && !d.health.down
+		})
 		switch {
+		case well:
+			wait, stuckSince = d.cfg.HealthInterval, time.Time{}
 		case !stuck:
-			trialWait, trialAt = d.cfg.HealthInterval, time.Now()
-		case !time.Now().Before(trialAt):
+			stuckSince = time.Time{}
+		case stuckSince.IsZero():
+			stuckSince = time.Now()
+		case time.Since(stuckSince) >= wait:
 			d.try(ctx)
-			trialWait = min(2*trialWait, trialWaitMax)
-			trialAt = time.Now().Add(trialWait)
+			wait, stuckSince = min(2*wait, trialWaitMax), time.Now()
 		}
 		select {
 		case <-tick.C:
@@ -198,29 +210,61 @@ func (d *Daemon) serving() []string {
 	return names
 }
 
+// trials are requests for one token, by path. An engine may lack the one or the other.
+var trials = []struct {
+	path, field string
+	prompt      any
+}{
+	{"/v1/completions", "prompt", "ready?"},
+	{"/v1/chat/completions", "messages", []map[string]string{{"role": "user", "content": "ready?"}}},
+}
+
 // try has a stuck engine generate one token, so that no client has to find out
-// whether it can again.
+// whether it can again. Where it takes no such request of this node's, it lives and
+// no more is known: the next client's tells, and one that ends without an answer is
+// enough to be stuck again.
 func (d *Daemon) try(ctx context.Context) {
 	limit, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	body, _ := json.Marshal(map[string]any{"model": d.defaultModel(), "prompt": "ready?", "max_tokens": 1})
-	req, err := http.NewRequestWithContext(limit, http.MethodPost, "http://engine/v1/completions", bytes.NewReader(body))
+	for _, t := range trials {
+		generated, err := d.tryAt(limit, t.path, map[string]any{"model": d.defaultModel(), t.field: t.prompt, "max_tokens": 1})
+		switch {
+		case ctx.Err() != nil:
+			return
+		case generated || err != nil:
+			d.changeHealth(func(*node.Node) { d.health.generated(err) })
+			return
+		}
+	}
+	d.changeHealth(func(*node.Node) { d.health.strikes, d.health.err = strikesMax-1, nil })
+}
+
+// tryAt says whether the engine worked on a request. It did not where it wants
+// credentials, or has nothing there.
+func (d *Daemon) tryAt(ctx context.Context, path string, request any) (generated bool, err error) {
+	body, _ := json.Marshal(request)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://engine"+path, bytes.NewReader(body))
 	if err != nil {
-		return
+		return false, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	d.authorize(req.Header)
 	resp, err := d.cfg.Engine.RoundTrip(req)
-	if err == nil {
-		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
-		resp.Body.Close()
-		if err == nil && resp.StatusCode >= 500 {
-			err = fmt.Errorf("the engine answers a trial with status %d", resp.StatusCode)
-		}
+	if err != nil {
+		return false, err
 	}
-	if ctx.Err() == nil {
-		d.changeHealth(func(*node.Node) { d.health.generated(err) })
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+	switch status := resp.StatusCode; {
+	case err != nil:
+		return false, err
+	case status >= 500 && status != http.StatusNotImplemented:
+		return false, fmt.Errorf("the engine answers a trial with status %d", status)
+	case status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusNotFound,
+		status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
+		return false, nil
 	}
+	return true, nil
 }
 
 // changeHealth lets change alter the health, and draws the consequences.

@@ -2,11 +2,16 @@ package daemon
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hearsay-project/hearsay/engine"
 )
 
 var (
@@ -79,6 +84,66 @@ func TestStuckEngine(t *testing.T) {
 	})
 }
 
+// An engine that was stuck is tried at whatever it has: what there is nothing at says
+// nothing of its generations. Where it takes no trial it lives, and a client may try.
+func TestTrialOfAnEngineWithoutCompletions(t *testing.T) {
+	const completions, chats = "/v1/completions", "/v1/chat/completions"
+	for _, test := range []struct {
+		lacks []string
+		tried string
+		state string
+	}{
+		{nil, completions, "stuck"},
+		{[]string{completions}, completions + " " + chats, "stuck"},
+		{[]string{completions, chats}, completions + " " + chats, "ready"},
+	} {
+		inBubble(t, func(t *testing.T) {
+			var tried []string
+			frozen := true
+			e := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == modelsPath:
+					_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+				case r.Header.Get(requestIDHeader) == "":
+					tried = append(tried, r.URL.Path)
+					if slices.Contains(test.lacks, r.URL.Path) {
+						w.WriteHeader(http.StatusNotFound)
+						return
+					}
+					fallthrough
+				default:
+					if frozen {
+						<-r.Context().Done()
+					}
+				}
+			})
+			c := newCluster(t, 1, func(string) http.RoundTripper { return engine.Local{Handler: e} }, func(c *Config) { c.FirstByteTimeout = 10 * time.Second })
+			ask := func() int {
+				return c.do(t.Context(), "n1", http.MethodPost, "/v1/messages", `{"model":"m","messages":[]}`).status
+			}
+			for range strikesMax {
+				if status := ask(); status != http.StatusGatewayTimeout {
+					t.Errorf("a frozen engine: %d", status)
+				}
+			}
+			time.Sleep(trialTimeout + time.Second)
+			if state := c.nodes["n1"].Status().EngineState; state != test.state || strings.Join(tried, " ") != test.tried {
+				t.Errorf("without %v: tried %v and is %s", test.lacks, tried, state)
+			}
+			if test.state == "ready" { // one client is enough to see that it is stuck
+				if status, again := ask(), ask(); status != http.StatusGatewayTimeout || again != http.StatusServiceUnavailable {
+					t.Errorf("then: %d, %d", status, again)
+				}
+			}
+			frozen = false
+			time.Sleep(2 * (trialWaitMax + trialTimeout))
+			if status := ask(); status != http.StatusOK {
+				t.Errorf("after it has thawed: %d", status)
+			}
+		})
+	}
+}
+
 // An engine that wants credentials is told apart from one that is down.
 func TestEngineWantsCredentials(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -95,6 +160,20 @@ func TestEngineWantsCredentials(t *testing.T) {
 		}
 		if r := c.complete("n1", "x"); r.status != 200 || given != "Bearer engine-key" {
 			t.Errorf("%d with key %q", r.status, given)
+		}
+		if r := c.do(t.Context(), "n1", http.MethodGet, "/readyz", ""); r.status != 503 {
+			t.Errorf("with a key that it refuses the node is ready: %d", r.status)
+		}
+	})
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf)
+		s["n1"].set(func(b *behaviour) {
+			b.sick = func(w http.ResponseWriter) bool { w.WriteHeader(403); return true }
+		})
+		time.Sleep(5 * time.Second)
+		if r := c.do(t.Context(), "n1", http.MethodGet, "/readyz", ""); r.status != 200 || c.nodes["n1"].Status().EngineState != "credentials" {
+			t.Errorf("where clients bring their keys: %d %s", r.status, r.body)
 		}
 	})
 }

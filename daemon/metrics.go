@@ -116,7 +116,7 @@ var (
 	descPauses     = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
 	descBlocks     = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
 	descTokens     = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
-	descReady      = desc("hearsay_engine_ready", "1 if the engine answers probes and generates.")
+	descReady      = desc("hearsay_engine_ready", "1 if the engine answers probes and generates, as far as this node can tell without a client's key.")
 	descKV         = desc("hearsay_engine_kv_tokens", "Tokens that the engine's cache is believed to hold; absent while that is not known.")
 	descRestarts   = desc("hearsay_engine_restarts_total", "Times that the engine was seen to have started anew, or shown by its answers to have lost its cache.")
 	descPeerAge    = desc("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
@@ -142,7 +142,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	emit(prometheus.GaugeValue, descBlocks, float64(s.TreeBlocks))
 	emit(prometheus.GaugeValue, descTokens, float64(s.TreeTokens))
 	ready := 0.0
-	if s.EngineState == "ready" {
+	if c.d.accepts(s.EngineState) {
 		ready = 1
 	}
 	emit(prometheus.GaugeValue, descReady, ready)

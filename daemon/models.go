@@ -80,12 +80,15 @@ func readModels(resp *http.Response) ([]model, error) {
 
 // defaultModel is what this node's engine runs for a request that names no model.
 func (d *Daemon) defaultModel() (id string) {
-	d.locked(func(time.Time, *node.Node) {
-		if len(d.health.models) > 0 {
-			id = d.health.models[0].id
-		}
-	})
+	d.locked(func(time.Time, *node.Node) { id = d.health.defaultModel() })
 	return id
+}
+
+func (h *health) defaultModel() string {
+	if len(h.models) > 0 {
+		return h.models[0].id
+	}
+	return ""
 }
 
 // canonicalModel is the engine's name of the model that a request calls asked: the
@@ -95,13 +98,12 @@ func (d *Daemon) canonicalModel(asked string) string {
 		return real
 	}
 	if d.cfg.AnyModel || asked == "" {
-		listed := false
 		d.locked(func(time.Time, *node.Node) {
-			listed = slices.ContainsFunc(d.health.models, func(m model) bool { return m.id == asked })
+			listed := slices.ContainsFunc(d.health.models, func(m model) bool { return m.id == asked })
+			if !listed {
+				asked = d.health.defaultModel()
+			}
 		})
-		if !listed {
-			return d.defaultModel()
-		}
 	}
 	return asked
 }
