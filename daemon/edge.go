@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/hearsay-project/hearsay/dialect"
 )
 
 // Headers that hearsay adds. All that begin so are taken out of what a client sends.
@@ -27,6 +25,7 @@ const (
 	expectedHeader = "Hearsay-Expected-Tokens" // on an answer: cached tokens that the estimate promised
 
 	requestIDHeader   = "X-Request-Id"
+	anthropicIDHeader = "Request-Id" // the same, where Anthropic's clients look for it
 	traceparentHeader = "Traceparent"
 )
 
@@ -40,30 +39,30 @@ func (d *Daemon) apiHandler() http.Handler {
 		"/metrics":           promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}),
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		page := own[r.URL.Path]
-		switch {
-		case page == nil:
-			d.serveClient(w, r)
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			w.Header().Set("Allow", "GET, HEAD")
-			writeError(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" is read with GET")
-		default:
-			page.ServeHTTP(w, r)
+		var page http.Handler
+		if plainPath(r.URL) {
+			page = own[r.URL.Path]
 		}
+		if page != nil && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+			page.ServeHTTP(w, r)
+			return
+		}
+		d.serveClient(w, r, page != nil)
 	})
 }
 
-// serveClient answers a request of a client.
-func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request) {
+// serveClient answers a request of a client; what is for one of the node's own pages
+// comes here if its method is wrong.
+func (d *Daemon) serveClient(w http.ResponseWriter, r *http.Request, own bool) {
 	dropOwn(r.Header)
 	identify(r.Header)
-	w.Header().Set(requestIDHeader, r.Header.Get(requestIDHeader))
-	if !d.authorized(r.Header) {
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		writeError(w, http.StatusUnauthorized, "invalid_api_key", "the API key is missing or unknown; send it as Authorization: Bearer KEY")
-		return
+	q := newRequest(r, "")
+	if own {
+		q.wrong = errMethod
+	} else if !d.authorized(r.Header) {
+		q.wrong = errUnauthorized
 	}
-	d.serve(w, r, "")
+	d.serve(w, q)
 }
 
 // dropOwn takes out what nodes say to each other: no client may say it, and no
@@ -82,7 +81,7 @@ func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
 	if from == "" {
 		from = "unknown"
 	}
-	d.serve(w, r, from)
+	d.serve(w, newRequest(r, from))
 }
 
 // identify sees that a request can be found again in the logs of nodes and engine.
@@ -109,6 +108,9 @@ func traceID(h http.Header) string {
 	return ""
 }
 
+// messagesPath is Anthropic's.
+const messagesPath = "/v1/messages"
+
 // keyHeaders are where clients of OpenAI, Anthropic and Azure put their key.
 var keyHeaders = []string{"Authorization", "X-Api-Key", "Api-Key"}
 
@@ -134,9 +136,11 @@ func (d *Daemon) authorized(h http.Header) (ok bool) {
 	return ok
 }
 
-// endpoint finds what is at u, which it rewrites where slashes are doubled or
-// trail: clients make such paths of base URLs that end in one.
-func endpoint(u *url.URL) (dialect.Endpoint, bool) {
+// plainPath rewrites the path of u where slashes are doubled or trail: clients make
+// such paths of base URLs that end in one. It is false for a path that another reader
+// may take for another one: it climbs, or has behind an escape what is more than a
+// character.
+func plainPath(u *url.URL) bool {
 	escaped := u.EscapedPath()
 	for strings.Contains(escaped, "//") {
 		escaped = strings.ReplaceAll(escaped, "//", "/")
@@ -145,21 +149,18 @@ func endpoint(u *url.URL) (dialect.Endpoint, bool) {
 		escaped = strings.TrimSuffix(escaped, "/")
 	}
 	path, err := url.PathUnescape(escaped)
-	if err != nil {
-		return dialect.Endpoint{}, false
-	}
-	if strings.Contains(path, "//") || strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == '\\' }) {
-		return dialect.Endpoint{}, false // whatever an engine would make of it
+	if err != nil || strings.Contains(path, "//") || strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == '\\' }) {
+		return false
 	}
 	for part := range strings.SplitSeq(path, "/") {
 		if part == "." || part == ".." {
-			return dialect.Endpoint{}, false
+			return false
 		}
 	}
 	if escaped != u.EscapedPath() {
 		u.Path, u.RawPath = path, escaped
 	}
-	return dialect.Lookup(path)
+	return true
 }
 
 func serveHealthy(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }

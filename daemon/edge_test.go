@@ -121,6 +121,42 @@ func TestPaths(t *testing.T) {
 				t.Errorf("%s: %d %s", path, r.status, r.body)
 			}
 		}
+		for path, want := range map[string]int{
+			"/healthz": 200, "//healthz": 200, "/healthz/": 200, "//hearsay//v1/status": 200,
+			"/healthz/x": 404, "/./healthz": 404, "/%2fhealthz": 404, "/healthz%2f": 404, "/x/../healthz": 404, "/%2e/metrics": 404,
+		} {
+			if r := c.do(t.Context(), "n1", http.MethodGet, path, ""); r.status != want {
+				t.Errorf("%s: %d %s", path, r.status, r.body)
+			}
+		}
+	})
+}
+
+// What is refused before it is read is told and booked as anything else is.
+func TestRefusedAtTheEdge(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.APIKeys = []string{"good"} })
+		for _, test := range []struct {
+			path, code, allow, shape string
+			status                   int
+		}{
+			{"/v1/completions", "invalid_api_key", "", `{"error":`, 401},
+			{"/v1/messages", "invalid_api_key", "", `{"type":"error","error":`, 401},
+			{"/nothing", "invalid_api_key", "", `{"error":`, 401},
+			{"//healthz", "method_not_allowed", "GET, HEAD", `{"error":`, 405},
+		} {
+			r := c.send("n1", test.path, "{}", http.Header{requestIDHeader: {"here"}})
+			if r.status != test.status || code(t, r) != test.code || r.header.Get("Allow") != test.allow || !strings.HasPrefix(string(r.body), test.shape) {
+				t.Errorf("%s: %d %v %s", test.path, r.status, r.header, r.body)
+			}
+			if r.header.Get(requestIDHeader) != "here" || r.header.Get(nodeHeader) != "n1" || r.header.Get(reasonHeader) != test.code {
+				t.Errorf("%s says %v", test.path, r.header)
+			}
+		}
+		if r := c.do(t.Context(), "n1", http.MethodGet, "/metrics", ""); !strings.Contains(string(r.body), `hearsay_requests_total{hop="local",outcome="refused"} 4`) {
+			t.Error("they are not counted")
+		}
 	})
 }
 
@@ -167,6 +203,22 @@ func TestErrorOfMessages(t *testing.T) {
 		r := c.send("n1", "/v1/messages", `{"model":"nope","messages":[]}`, nil)
 		if r.status != 404 || code(t, r) != "model_not_found" || !strings.HasPrefix(string(r.body), `{"type":"error","error":{`) {
 			t.Errorf("%d %s", r.status, r.body)
+		}
+	})
+}
+
+// Anthropic's clients look for a request's id under its own name.
+func TestRequestIDOfMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 1, s.engineOf)
+		for path, want := range map[string]string{"/v1/messages": "here", "/v1/messages/count_tokens": "here", "/v1/messages?beta=true": "here", "/v1/completions": ""} {
+			for _, body := range []string{`{"model":"m","messages":[]}`, `{"model":"nope"}`} {
+				r := c.send("n1", path, body, http.Header{requestIDHeader: {"here"}})
+				if r.header.Get("Request-Id") != want || r.header.Get(requestIDHeader) != "here" {
+					t.Errorf("%s: %d %v", path, r.status, r.header)
+				}
+			}
 		}
 	})
 }

@@ -20,7 +20,10 @@ var (
 	errClosed   = errors.New("the node has shut down")
 	errNobody   = errors.New("no node that serves the model can be asked now")
 	errNotFound = errors.New("there is nothing here")
+	errMethod   = errors.New("this page is read with GET")
 	errPanic    = errors.New("this node failed at the request")
+
+	errUnauthorized = errors.New("the API key is missing or unknown; send it as Authorization: Bearer KEY")
 )
 
 // An unreadableError is a body that is refused rather than passed on unread.
@@ -56,6 +59,10 @@ func (d *Daemon) explain(err error, q *request) refusal {
 	switch {
 	case errors.Is(err, errNotFound):
 		return refusal{404, "not_found", "there is nothing at this path; an engine's API is under /v1/", false, false}
+	case errors.Is(err, errUnauthorized):
+		return refusal{401, "invalid_api_key", errUnauthorized.Error(), false, true}
+	case errors.Is(err, errMethod):
+		return refusal{405, "method_not_allowed", errMethod.Error(), false, false}
 	case errors.As(err, &noModel):
 		return refusal{404, codeNoModel, noModel.Error(), false, true}
 	case errors.As(err, &tooLarge):
@@ -99,8 +106,13 @@ func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
 	if r.status == http.StatusBadGateway {
 		d.log.Error("request failed", "request_id", q.http.Header.Get(requestIDHeader), "err", err)
 	}
-	if r.retry {
+	switch {
+	case r.retry:
 		w.Header().Set("Retry-After", "1")
+	case r.status == http.StatusUnauthorized:
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	case r.status == http.StatusMethodNotAllowed:
+		w.Header().Set("Allow", "GET, HEAD")
 	}
 	if r.unseen && q.hop != "" {
 		w.Header().Set(refusedHeader, r.code)

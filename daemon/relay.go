@@ -50,7 +50,6 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	}
 	copyEndToEnd(w.Header(), a.resp.Header)
 	w.Header().Del(refusedHeader)
-	w.Header().Set(requestIDHeader, q.http.Header.Get(requestIDHeader))
 	d.describe(w.Header(), q, decision)
 	q.answered = true
 	w.WriteHeader(res.status)
@@ -169,8 +168,14 @@ func (d *Daemon) learn(q *request, res result, scanner *dialect.Scanner) {
 	d.locked(func(now time.Time, n *node.Node) { n.Served(now, q.route, res.decision.Node, out) })
 }
 
-// describe sets the headers that tell a client what was decided.
+// describe sets the headers that tell a client what was decided, and what to ask for
+// in the logs.
 func (d *Daemon) describe(h http.Header, q *request, decision node.Decision) {
+	id := q.http.Header.Get(requestIDHeader)
+	h.Set(requestIDHeader, id)
+	if strings.HasPrefix(q.http.URL.Path, messagesPath) {
+		h.Set(anthropicIDHeader, id)
+	}
 	hops := 0
 	if q.hop != "" || !decision.Self {
 		hops = 1

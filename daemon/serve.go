@@ -24,6 +24,7 @@ type request struct {
 	arrived  time.Time
 	deadline time.Time // for the first byte of an answer, over all tries
 	hop      string    // the node that a client asked, or "" where this one is it
+	wrong    error     // why it is refused unread, or nil
 
 	body []byte // until an answer has begun
 	held int64  // its share of Config.BodiesMax
@@ -44,9 +45,21 @@ type request struct {
 	answered bool     // the client has been sent a status
 }
 
+// newRequest looks at a request that has just come, from a client or a peer.
+func newRequest(r *http.Request, hop string) *request {
+	q := &request{http: r, arrived: time.Now(), hop: hop}
+	known := plainPath(r.URL)
+	if known {
+		q.endpoint, known = dialect.Lookup(r.URL.Path)
+	}
+	if !known {
+		q.wrong = errNotFound
+	}
+	return q
+}
+
 // serve sees a request through and books how it ended, once.
-func (d *Daemon) serve(w http.ResponseWriter, r *http.Request, from string) {
-	q := &request{http: r, arrived: time.Now(), hop: from}
+func (d *Daemon) serve(w http.ResponseWriter, q *request) {
 	if !d.enter() {
 		d.book(q, d.refuse(w, q, errClosed))
 		return
@@ -90,6 +103,9 @@ func (d *Daemon) panicked(where string, v any) {
 // handle is the way of every request. A node that gives no answer worth passing on
 // is set aside, and the next one asked, within one budget of tries and time.
 func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
+	if q.wrong != nil {
+		return d.refuse(w, q, q.wrong)
+	}
 	if err := d.read(w, q); err != nil {
 		return d.refuse(w, q, err)
 	}
@@ -127,10 +143,6 @@ func (q *request) isModels() bool {
 
 // read takes in the whole request, bounded in bytes and time, and names its prompt.
 func (d *Daemon) read(w http.ResponseWriter, q *request) error {
-	var ok bool
-	if q.endpoint, ok = endpoint(q.http.URL); !ok {
-		return errNotFound
-	}
 	if q.http.ContentLength > d.cfg.BodyMax {
 		return &http.MaxBytesError{Limit: d.cfg.BodyMax} // before the client sends it
 	}
