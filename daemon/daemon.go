@@ -97,6 +97,8 @@ const (
 	stallTimeout  = 60 * time.Second // a client that takes nothing of its answer
 	idleTimeout   = 2 * time.Minute  // a kept-alive connection without a request
 	headerBytes   = 64 << 10
+
+	goodbyeTimeout = 5 * time.Second // of a node that leaves, once nothing runs or its time to drain is over
 )
 
 // Daemon is one running node. Use New, then Run.
@@ -291,6 +293,8 @@ func (d *Daemon) shutdown() error {
 	d.drain(ctx)
 	var sides errgroup.Group
 	sides.Go(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
+		defer cancel()
 		if err := d.mesh.Leave(ctx); err != nil {
 			d.log.Info("not every peer heard the goodbye", "err", err)
 		}

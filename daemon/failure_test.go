@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/route"
 )
 
 // Whatever a peer does before the first byte of a body, the client gets an
@@ -264,11 +265,12 @@ func TestLeavingNodeFinishesForwards(t *testing.T) {
 	})
 }
 
-// When the time to drain is over, what still runs is ended, and waited for.
+// When the time to drain is over, what still runs is ended, and waited for; there is
+// time to say goodbye all the same.
 func TestDrainTimeout(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
-		c := newCluster(t, 1, s.engineOf, func(c *Config) { c.DrainTimeout = 10 * time.Second })
+		c := newCluster(t, 2, s.engineOf, func(c *Config) { c.DrainTimeout, c.Node.Policy, c.Mesh.LinkDelay = 10*time.Second, route.Local{}, 100*time.Millisecond })
 		s["n1"].set(func(b *behaviour) { b.prefill = time.Hour })
 		go c.complete("n1", "x")
 		synctest.Wait()
@@ -276,6 +278,9 @@ func TestDrainTimeout(t *testing.T) {
 		c.stop("n1")
 		if took := time.Since(begun); took > 15*time.Second || s["n1"].cancelled() != 1 {
 			t.Errorf("stopped after %v, %d requests ended", took, s["n1"].cancelled())
+		}
+		if p := c.nodes["n2"].Status().Peers; len(p) != 1 || p[0].State != "left" {
+			t.Errorf("to its peer it is %+v", p)
 		}
 	})
 }
