@@ -44,7 +44,7 @@ func readFrame(r io.Reader) (kind byte, payload []byte, err error) {
 	}
 	size := binary.BigEndian.Uint32(head[:])
 	if size > frameMax {
-		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", size, frameMax)
+		return 0, nil, badFrame{fmt.Errorf("frame of %d bytes is longer than %d", size, frameMax)}
 	}
 	for left := int(size); left > 0; left = int(size) - len(payload) {
 		have := len(payload)

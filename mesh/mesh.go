@@ -238,6 +238,10 @@ func check(cfg *Config) (net.IP, int, error) {
 // goodName admits what can stand in an HTTP header, a metric's label and a table.
 var goodName = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9._-]{1,%d}$`, gossip.MaxName))
 
+// GoodName says whether name may be a node's: 1 to gossip.MaxName letters, digits,
+// "-", "_" and ".".
+func GoodName(name string) bool { return goodName.MatchString(name) }
+
 // Addr returns the address that peers dial, ip:port.
 func (m *Mesh) Addr() string { return m.addr }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -59,6 +60,7 @@ type stream struct {
 	gone   chan struct{} // closed when the stream has ended for everyone
 
 	mu      sync.Mutex
+	hung    bool // reading is to end
 	rumor   *spoken
 	ack     *ack
 	goodbye bool
@@ -98,7 +100,46 @@ func (s *stream) run() {
 
 // hangUp makes the reader end the stream, and unlike a close, which may have TLS
 // to say farewell, never waits.
-func (s *stream) hangUp() { s.conn.SetReadDeadline(time.Unix(1, 0)) }
+func (s *stream) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hung = true
+	s.conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (s *stream) hungUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hung
+}
+
+// expect sets until when the next bytes have to come; zero is for ever, as between
+// two frames. One that has begun may take long and may not stop.
+func (s *stream) expect(until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.hung {
+		s.conn.SetReadDeadline(until)
+	}
+}
+
+// A steady reader is the connection within a frame.
+type steady struct {
+	*stream
+	begun bool
+}
+
+func (r *steady) Read(b []byte) (int, error) {
+	if r.begun {
+		r.expect(time.Now().Add(writeStall + r.mesh.port.roundTrip()))
+	}
+	return r.conn.Read(b)
+}
+
+// badFrame is an error of a peer's that no connection caused.
+type badFrame struct{ error }
+
+func (e badFrame) Unwrap() error { return e.error }
 
 func (s *stream) write() {
 	defer s.conn.Close() // a failed write ends the reader too
@@ -164,22 +205,29 @@ func (s *stream) send(b []byte) error {
 }
 
 func (s *stream) read() error {
-	in := bufio.NewReader(s.conn)
+	from := &steady{stream: s}
+	in := bufio.NewReader(from)
 	for {
+		if _, err := in.Peek(1); err != nil {
+			return err
+		}
+		from.begun = true
 		kind, payload, err := readFrame(in)
 		if err != nil {
 			return err
 		}
+		from.begun = false
+		s.expect(time.Time{})
 		switch kind {
 		case frameRumor:
 			err = s.hear(payload)
 		case frameAck:
 			err = s.acked(payload)
 		case frameGoodbye:
-			err = errLeft
+			return errLeft
 		}
 		if err != nil {
-			return err
+			return badFrame{err}
 		}
 	}
 }
@@ -360,5 +408,10 @@ func (m *Mesh) detach(s *stream, err error) {
 	m.mu.Unlock()
 	m.part()
 	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.Name, "why", reason(err))
+	if bad, ok := errors.AsType[badFrame](err); ok {
+		m.port.turnAway(refusedFrame, "peer broke the protocol of rumors", "peer", p.Name, "err", bad)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) && !s.hungUp() {
+		m.port.turnAway(refusedSlow, "peer stopped within a frame", "peer", p.Name)
+	}
 	told(p.Name)
 }
