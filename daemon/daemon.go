@@ -179,6 +179,8 @@ func newDaemon(cfg Config) (*Daemon, error) {
 			d.locked(func(now time.Time, n *node.Node) { n.Hear(now, r) })
 		})
 	}
+	m.OnRemembered = d.remembered
+	m.Naming = mesh.Naming{Scheme: prefix.Scheme, BlockBytes: prefix.BlockBytes, Key: cfg.Key.Fingerprint()}
 	m.OnLeave = func(peer string, died bool) {
 		what := "peer left"
 		if died {
@@ -213,6 +215,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		d.probeEvery(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		d.tellTroubles(ctx)
 		return nil
 	})
 	group.Go(func() error {

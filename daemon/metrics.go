@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/node"
 )
 
@@ -123,6 +124,8 @@ var (
 	descPeerBlocks = desc("hearsay_peer_tree_blocks", "Blocks in a peer's tree as it last told.", "peer")
 	descPeerQueue  = desc("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
 	descPeerUsable = desc("hearsay_peer_usable", "1 if this node would forward to the peer now.", "peer")
+	descRefused    = desc("hearsay_peer_refused_total", "What the peer port has turned away, by reason.", "reason")
+	descCertEnds   = desc("hearsay_peer_certificate_expiry_timestamp_seconds", "Unix time at which this node's certificate ends.")
 	descRumorBytes = desc("hearsay_rumor_bytes_total", "Bytes of rumors, by direction (sent, received).", "direction")
 )
 
@@ -161,6 +164,13 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 			usable = 1
 		}
 		emit(prometheus.GaugeValue, descPeerUsable, usable, p.Name)
+	}
+	refused := c.d.mesh.Refused()
+	for _, reason := range mesh.Reasons {
+		emit(prometheus.CounterValue, descRefused, float64(refused[reason]), reason)
+	}
+	if id := c.d.cfg.Mesh.Identity; id != nil {
+		emit(prometheus.GaugeValue, descCertEnds, float64(id.Expires().Unix()))
 	}
 	rumors := c.d.mesh.Stats()
 	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesSent), "sent")

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/hearsay-project/hearsay/mesh"
@@ -29,6 +30,7 @@ type Status struct {
 	Models         []string           `json:"models"`          // that requests may name, the default first
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Engine         EngineStatus       `json:"engine"`
+	Trouble        string             `json:"trouble"` // about this node's place among its peers, for its operator to mend
 	Peers          []PeerStatus       `json:"peers"`
 }
 
@@ -45,7 +47,8 @@ type Totals struct {
 type PeerStatus struct {
 	Name               string  `json:"name"`
 	Addr               string  `json:"addr"`
-	State              string  `json:"state"`        // of a member alive, paused, doubted, down or suspected; else dead or left
+	State              string  `json:"state"`        // of a member alive, paused, doubted, down, suspected or refused; else dead or left
+	Trouble            string  `json:"trouble"`      // why nothing, or not all, is routed between the two, in a sentence
 	RumorAgeMS         float64 `json:"rumor_age_ms"` // -1 where it was never heard
 	TreeBlocks         int     `json:"tree_blocks"`
 	TreeTokens         int     `json:"tree_tokens"`
@@ -78,14 +81,16 @@ func (d *Daemon) Status() Status {
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
 		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
-		EngineState: engineState, EngineError: engineError, Engine: engine, Models: append([]string{}, s.Models...), Peers: []PeerStatus{},
+		EngineState: engineState, EngineError: engineError, Engine: engine, Models: append([]string{}, s.Models...), Trouble: d.mesh.Trouble(), Peers: []PeerStatus{},
 	}
 	heard := map[string]node.PeerStatus{}
 	for _, p := range s.Peers {
 		heard[p.Name] = p
 	}
 	for _, m := range d.mesh.Peers() {
-		out.Peers = append(out.Peers, peerStatus(m, heard))
+		p := peerStatus(m, heard)
+		p.Trouble = cmp.Or(p.Trouble, modelTrouble(p.Name, s.Models, p.Models))
+		out.Peers = append(out.Peers, p)
 	}
 	return out
 }
@@ -93,7 +98,7 @@ func (d *Daemon) Status() Status {
 // peerStatus joins what the membership knows of a peer with what it has said.
 func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
 	out := PeerStatus{
-		Name: m.Name, Addr: m.Addr, State: string(node.Suspected), RumorAgeMS: -1, Models: []string{},
+		Name: m.Name, Addr: m.Addr, State: string(node.Suspected), Trouble: m.Trouble, RumorAgeMS: -1, Models: []string{},
 		RTTMS: milliseconds(m.RTT), RumorBytesSent: m.RumorBytesSent, RumorBytesReceived: m.RumorBytesReceived,
 	}
 	if m.State == mesh.StateDead || m.State == mesh.StateLeft {
@@ -103,6 +108,8 @@ func peerStatus(m mesh.Peer, heard map[string]node.PeerStatus) PeerStatus {
 		out.TreeBlocks, out.TreeTokens, out.Credits = p.TreeBlocks, p.TreeTokens, p.Credits
 		out.Models = append(out.Models, p.Models...)
 		out.Queue, out.PausedMS, out.Failures = p.Queue, milliseconds(p.PauseLeft), p.Failures
+	} else if m.Trouble != "" {
+		out.State = stateRefused
 	}
 	return out
 }

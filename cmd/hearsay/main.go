@@ -1,7 +1,8 @@
 // Command hearsay is a peer-to-peer router for LLM serving: one process beside
 // every engine, no coordinator. Its commands are serve (one node), demo (a
-// cluster on this machine), bench (measure a cluster), sim (simulate one) and
-// status (what a node believes). Exit 0 is done, 1 failed, 2 misuse.
+// cluster on this machine), bench (measure a cluster), sim (simulate one), status
+// (what a node believes) and cert (certificates for its peers). Exit 0 is done, 1
+// failed, 2 misuse.
 package main
 
 import (
@@ -53,7 +54,7 @@ func rootCommand() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(serveCommand(), demoCommand(), benchCommand(), simCommand(), statusCommand())
+	root.AddCommand(serveCommand(), demoCommand(), benchCommand(), simCommand(), statusCommand(), certCommand())
 	return root
 }
 

@@ -3,13 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -24,59 +17,26 @@ import (
 )
 
 // authority signs peers' certificates.
-type authority struct {
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
+type authority struct{ dir string }
 
-func newAuthority(t *testing.T) *authority {
-	a := &authority{dir: t.TempDir()}
-	a.cert, a.key = a.sign(t, "ca", true)
+func newAuthority(t *testing.T) authority {
+	a := authority{t.TempDir()}
+	a.make(t, "ca", "--days", "3650")
 	return a
 }
 
-// sign writes NAME.pem and NAME.key.
-func (a *authority) sign(t *testing.T, name string, isCA bool) (*x509.Certificate, *ecdsa.PrivateKey) {
+// make has the program make a certificate, and returns what it says.
+func (a authority) make(t *testing.T, args ...string) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	out, err := program(t, append([]string{"cert"}, append(args, "--dir", a.dir)...)...).CombinedOutput()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("cert %v: %v\n%s", args, err, out)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: isCA, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	parent, parentKey := template, key
-	if !isCA {
-		parent, parentKey = a.cert, a.key
-		template.KeyUsage, template.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, block := range map[string]*pem.Block{
-		name + ".pem": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER},
-	} {
-		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert, key
+	return string(out)
 }
 
 // flags of a node that shows a certificate of this authority.
-func (a *authority) flags(name string) []string {
+func (a authority) flags(name string) []string {
 	return []string{
 		"--peer-cert", filepath.Join(a.dir, name+".pem"), "--peer-key", filepath.Join(a.dir, name+".key"),
 		"--peer-ca", filepath.Join(a.dir, "ca.pem"),
@@ -129,9 +89,9 @@ func hasCached(p daemon.PeerStatus) bool { return p.TreeBlocks > 0 }
 func TestServeWithCertificates(t *testing.T) {
 	ours, foreign := newAuthority(t), newAuthority(t)
 	for _, name := range []string{"a", "b"} {
-		ours.sign(t, name, false)
+		ours.make(t, "node", name)
 	}
-	foreign.sign(t, "x", false)
+	foreign.make(t, "node", "x")
 	e, err := builtin.Open(builtin.Config{})
 	if err != nil {
 		t.Fatal(err)

@@ -87,6 +87,9 @@ func printStatus(out io.Writer, s daemon.Status) error {
 	if s.EngineError != "" {
 		fmt.Fprintf(out, "  the engine does not answer: %s\n", s.EngineError)
 	}
+	if s.Trouble != "" {
+		fmt.Fprintf(out, "  %s\n", s.Trouble)
+	}
 	if len(s.Peers) == 0 {
 		fmt.Fprintln(out, "no peers yet; --join names one, or has others join this node")
 		return nil
@@ -101,7 +104,15 @@ func printStatus(out io.Writer, s daemon.Status) error {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n",
 			p.Name, p.Addr, p.State, age, p.TreeBlocks, p.TreeTokens, p.Credits, p.Queue, ms(p.PausedMS), ms(p.RTTMS))
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, p := range s.Peers {
+		if p.Trouble != "" {
+			fmt.Fprintf(out, "%s: %s\n", p.Name, p.Trouble)
+		}
+	}
+	return nil
 }
 
 // printEngine says what is known of the engine, and from whom where not from itself.
