@@ -37,6 +37,7 @@ type Config struct {
 	// waits for, and then a shorter match elsewhere is the faster answer.
 	QueueThreshold int
 	NoWarming      bool          // compute nothing but what clients ask for
+	WarmShare      float64       // prompt tokens to compute unasked for each that is served, 0 to 1; 0.05
 	PauseFor       time.Duration // how long they are asked to; 2 polls, so that one lost rumor does not end a pause
 
 	BytesPerToken float64 // of a model until its usage has been seen; 4, common for English
@@ -76,6 +77,7 @@ func (c Config) Validate() error {
 	check(d.MaxBlocks > 0 && d.MaxBlocks <= prefix.MaxBlocks, "MaxBlocks %d: choose between 1 and %d", c.MaxBlocks, prefix.MaxBlocks)
 	check(d.QueueThreshold > 0, "QueueThreshold %d: at least one request must be allowed to wait", c.QueueThreshold)
 	check(d.PauseFor > 0 && d.PauseFor <= gossip.MaxInterval, "PauseFor %v: choose at most %v", c.PauseFor, gossip.MaxInterval)
+	check(d.WarmShare > 0 && d.WarmShare <= 1, "WarmShare %v: choose at most 1, or NoWarming", c.WarmShare)
 	check(d.BytesPerToken > 0 && d.BytesPerToken <= maxBytesPerToken, "BytesPerToken %v: choose at most %d", c.BytesPerToken, maxBytesPerToken)
 	return errors.Join(problems...)
 }
@@ -90,6 +92,7 @@ func (c Config) WithDefaults() Config {
 	c.MaxBlocks = cmp.Or(c.MaxBlocks, defaultMaxBlocks)
 	c.QueueThreshold = cmp.Or(c.QueueThreshold, defaultQueueThreshold)
 	c.PauseFor = cmp.Or(c.PauseFor, min(defaultPausePolls*c.Poll, gossip.MaxInterval))
+	c.WarmShare = cmp.Or(c.WarmShare, defaultWarmShare)
 	c.BytesPerToken = cmp.Or(c.BytesPerToken, defaultBytesPerToken)
 	return c
 }

@@ -22,6 +22,11 @@ type Flight struct {
 	rent     time.Duration // that it pays for not being served here
 	warming  bool          // of this node's own will, not for a client
 	over     bool
+
+	// Late says that the first that is seen of the answer comes long after its first
+	// token: of a long answer that is no stream. Its driver sets it before Prefilled,
+	// and nothing is learnt from it of the engine's speed.
+	Late bool
 }
 
 // A Report is what the node that served a forward says beside the answer: what its
@@ -43,6 +48,7 @@ func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 	if !d.forwarded {
 		n.asks.add(req.Chain)
 	}
+	n.flights++
 	if d.Node == n.cfg.Name {
 		f.service = n.speed.prefill(f.uncached)
 		n.meter.come(now, len(n.pending) > 0)
@@ -66,6 +72,7 @@ func (n *Node) Drop(now time.Time, f *Flight) {
 		return
 	}
 	f.over = true
+	n.flights--
 	if f.Node == n.cfg.Name {
 		if n.warming == f {
 			n.warming = nil
@@ -95,10 +102,12 @@ func (n *Node) Prefilled(now time.Time, req Request, f *Flight) {
 		n.revive(req)
 	}
 	if f != nil && f.first.IsZero() {
-		f.took = max(0, now.Sub(later(f.at, n.lastFirst)))
 		f.first = now
 		n.leave(now, f)
-		n.lastFirst = now
+		if !f.Late {
+			f.took = max(0, now.Sub(later(f.at, n.lastFirst)))
+			n.lastFirst = now
+		}
 	}
 }
 
@@ -115,6 +124,7 @@ func (n *Node) land(now time.Time, out Outcome) {
 		return
 	}
 	f.over = true
+	n.flights--
 	if f.Node == n.cfg.Name {
 		if n.warming == f {
 			n.warming = nil

@@ -52,6 +52,7 @@ type Node struct {
 	pending   []*Flight // to this node's engine, without a first token; in order
 	lastFirst time.Time // when the last first token came
 	accounts  map[string]*account
+	flights   int // under way
 
 	asks      asks
 	wish      *wish         // nil where nothing is worth warming
@@ -165,6 +166,10 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	return d
 }
 
+// Considered returns what the last Route chose among, this node first. It is valid
+// until the next.
+func (n *Node) Considered() []route.Candidate { return n.cands }
+
 // elsewhere is how soon a first token would come from the best but the i-th.
 func elsewhere(cands []route.Candidate, i int) (least time.Duration) {
 	for j, c := range cands {
@@ -216,7 +221,7 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 		n.tree.Insert(chain, tokens)
 	}
 	if by == n.cfg.Name && n.allowance < warmBurst {
-		n.allowance += warmShare * float64(out.PromptTokens)
+		n.allowance += n.cfg.WarmShare * float64(out.PromptTokens)
 	}
 	if out.Known {
 		n.models.learn(req.Model, req.Bytes, out.PromptTokens)
@@ -339,6 +344,9 @@ func (n *Node) beginPause(now time.Time) {
 	}
 	n.pausedUntil = now.Add(n.cfg.PauseFor)
 }
+
+// Pause is how much longer this node asks its peers to send it nothing.
+func (n *Node) Pause(now time.Time) time.Duration { return n.pause(now) }
 
 func (n *Node) pause(now time.Time) time.Duration { return max(0, n.pausedUntil.Sub(now)) }
 

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// warmShare is how many prompt tokens a node may warm for each that it serves.
-	warmShare = 0.05
+	// defaultWarmShare is how many prompt tokens a node may warm for each that it serves.
+	defaultWarmShare = 0.05
 	// warmBurst is what it may warm beyond that at once: a new node's first topics.
 	warmBurst = 1 << 14
 	// warmFor is how long a prefix that is worth warming waits for an idle engine.
@@ -27,6 +27,7 @@ const (
 // one token generated.
 type Warming struct {
 	Req    Request // whose prompt begins with the prefix
+	Of     *Flight // by which Req went elsewhere
 	Blocks int
 	Tokens int
 	Flight *Flight
@@ -34,6 +35,7 @@ type Warming struct {
 
 // A wish is a prefix worth warming once the engine is idle.
 type wish struct {
+	of     *Flight // that went elsewhere
 	req    Request
 	blocks int
 	tokens int // to be computed
@@ -53,13 +55,23 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 	}
 	tokens := n.models.tokens(f.req.Model, (depth-have)*prefix.BlockBytes)
 	w := wish{
-		req: f.req, blocks: depth, tokens: tokens, since: now,
+		of: f, req: f.req, blocks: depth, tokens: tokens, since: now,
 		rent: min(f.rent, n.speed.prefill(tokens)),
 		rate: n.asks.rate(f.req.Chain[depth-1]),
 	}
 	if n.worth(now, w) > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || n.worth(now, *n.wish) < n.worth(now, w)) {
 		n.wish = &w
 	}
+}
+
+// Wish returns the flight whose prompt begins with what this node would compute if
+// its engine were idle, nil where there is none: its driver keeps that text until
+// NextWarming or another wish.
+func (n *Node) Wish() *Flight {
+	if n.wish == nil {
+		return nil
+	}
+	return n.wish.of
 }
 
 // worth is what a wish would save for each request of this node, in seconds, less
@@ -164,8 +176,9 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 		Node: n.cfg.Name, req: req, match: have, tokens: tokens, uncached: w.tokens, at: now,
 		service: n.speed.prefill(w.tokens), warming: true,
 	}
+	n.flights++
 	n.pending, n.warming = append(n.pending, f), f
-	return Warming{Req: w.req, Blocks: w.blocks, Tokens: tokens, Flight: f}, true
+	return Warming{Req: w.req, Of: w.of, Blocks: w.blocks, Tokens: tokens, Flight: f}, true
 }
 
 // Yield reports whether the warming that is under way is to be cancelled for a
