@@ -373,9 +373,9 @@ func TestProtocolExample(t *testing.T) {
 	for _, m := range hexRow.FindAllStringSubmatch(string(text), -1) {
 		digits += strings.ReplaceAll(m[1], " ", "")
 	}
-	payload, _ := hex.DecodeString(strings.TrimPrefix(digits, "0000005201"))
+	payload, _ := hex.DecodeString(strings.TrimPrefix(digits, "0000005301"))
 	r, err := gossip.DecodeRumor(payload)
-	if err != nil || len(payload) != 0x52 || r.Author != "n1" || r.Life != 300 || r.Every != 200 || r.Tokens != 80 || r.Tree.Len() != 5 {
+	if err != nil || len(payload) != 0x53 || r.Author != "n1" || r.Life != 300 || r.Every != 200 || r.Tokens != 80 || r.Tree.Len() != 5 {
 		t.Errorf("%s reads as %+v, %v", digits, r, err)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/hearsay-project/hearsay/prefix"
 )
 
-// A Rumor is what one node tells all others each poll interval: its load and the
-// whole of its tree. It is the paper's broadcast (sendTrie), the carrier of its
-// push-back, and its heartbeat.
+// A Rumor is what one node tells all others each poll interval: its load, and its
+// tree or what has changed in it. It is the paper's broadcast (sendTrie), the carrier
+// of its push-back, and its heartbeat.
 type Rumor struct {
 	Author  string        // 1 to MaxName bytes of UTF-8
 	Life    uint64        // when the author started, in Unix nanoseconds
@@ -43,17 +43,6 @@ type Load struct {
 	Toll     float64       // requests a second that come while it is busy, over the share of time that it is not
 }
 
-// A Change is what has become of the author's tree since an earlier version: the
-// blocks that came or went meanwhile, at whatever moment and however often, as they
-// stand now. So it holds for whoever has that version or any later one.
-type Change struct {
-	Since  uint64        // the version, of the same life
-	Gone   []prefix.Hash // not in the tree; in ascending order, as Come
-	Come   []prefix.Hash // in the tree
-	Blocks int           // of the tree, with the change
-	Digest prefix.Digest // of the tree, with the change
-}
-
 // What a rumor may say. A decoder refuses more; an encoder says no more.
 const (
 	MaxName     = 128
@@ -68,7 +57,7 @@ const (
 )
 
 // MaxRumorBytes is the size of the largest rumor.
-const MaxRumorBytes = 1 + 15*binary.MaxVarintLen64 + MaxName + MaxModels*(2+MaxModel) + 8*MaxComputing + prefix.MaxSnapshotBytes
+const MaxRumorBytes = 1 + 16*binary.MaxVarintLen64 + MaxName + MaxModels*(2+MaxModel) + 8*MaxComputing + prefix.MaxSnapshotBytes
 
 const rumorFormat = 3
 
@@ -82,14 +71,23 @@ const rumorFormat = 3
 //	uvarints           Load: Backlog, Base and PerToken in ns, Rate and Toll in thousandths
 //	uvarint            the number of Computing, and of each
 //	8 bytes            its hash, little-endian
-//	the rest           Tree, as prefix.Snapshot encodes it
+//	uvarint            0, or Change.Since
+//	the rest           Tree, as prefix.Snapshot encodes it, or the rest of Change
+//
+// Where there is a Change, Tree is not sent.
 //
 // A quantity above its limit is sent as the limit; a model whose name is too long,
 // and those beyond the limit, are left out.
-func (r Rumor) AppendBinary(b []byte) []byte { return r.Tree.AppendBinary(r.AppendHead(b)) }
+func (r Rumor) AppendBinary(b []byte) []byte {
+	b = r.AppendHead(b)
+	if r.Change != nil {
+		return r.Change.appendBinary(b)
+	}
+	return r.Tree.AppendBinary(b)
+}
 
-// AppendHead appends what stands before Tree in the rumor's encoding. A tree that
-// has not changed since the last rumor is so encoded once.
+// AppendHead appends what stands before the rest in the rumor's encoding. A tree
+// that has not changed since the last rumor is so encoded once.
 func (r Rumor) AppendHead(b []byte) []byte {
 	b = append(b, rumorFormat)
 	b = binary.AppendUvarint(b, uint64(len(r.Author)))
@@ -119,7 +117,10 @@ func (r Rumor) AppendHead(b []byte) []byte {
 	for _, h := range computing {
 		b = binary.LittleEndian.AppendUint64(b, uint64(h))
 	}
-	return b
+	if r.Change != nil {
+		return binary.AppendUvarint(b, r.Change.Since)
+	}
+	return append(b, 0)
 }
 
 // thousandths is v, 0 to limit, in fixed point.
@@ -185,14 +186,19 @@ func DecodeRumor(b []byte) (Rumor, error) {
 		Toll:     float64(in.uvarint(1000*MaxToll)) / 1000,
 	}
 	r.Computing = in.hashes(MaxComputing)
+	since := in.uvarint(1<<64 - 1)
 	if in.bad {
 		return Rumor{}, errors.New("rumor: a field is cut short or beyond its limit")
 	}
-	tree, err := prefix.DecodeSnapshot(in.b)
+	var err error
+	if since > 0 {
+		r.Change, err = decodeChange(since, in.b)
+	} else {
+		r.Tree, err = prefix.DecodeSnapshot(in.b)
+	}
 	if err != nil {
 		return Rumor{}, fmt.Errorf("rumor of %s: %w", r.Author, err)
 	}
-	r.Tree = tree
 	return r, nil
 }
 

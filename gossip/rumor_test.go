@@ -40,6 +40,20 @@ func drawText(t *rapid.T, label string) string {
 // same reports whether two rumors say the same.
 func same(a, b gossip.Rumor) bool { return bytes.Equal(a.AppendBinary(nil), b.AppendBinary(nil)) }
 
+func drawChange(t *rapid.T) *gossip.Change {
+	names := func(label string) (all []prefix.Hash) {
+		for _, v := range rapid.SliceOfDistinct(rapid.Uint64Min(1), rapid.ID[uint64]).Draw(t, label) {
+			all = append(all, prefix.Hash(v))
+		}
+		slices.Sort(all)
+		return all
+	}
+	return &gossip.Change{
+		Since: rapid.Uint64Min(1).Draw(t, "since"), Gone: names("gone"), Come: names("come"),
+		Blocks: rapid.IntRange(0, prefix.MaxBlocks).Draw(t, "blocks"), Digest: prefix.Digest(rapid.Uint64().Draw(t, "digest")),
+	}
+}
+
 // What is sent is what is heard.
 func TestRumorSurvivesTheWire(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -63,6 +77,9 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 			Computing: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) prefix.Hash { return prefix.Hash(rapid.Uint64().Draw(t, "hash")) }), 1, 9).Draw(t, "computing"),
 			Tree:      treeOf(rapid.SliceOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 0, 8, -1)).Draw(t, "tree")...),
 		}
+		if rapid.Bool().Draw(t, "as a change") {
+			r.Change = drawChange(t)
+		}
 		got, err := gossip.DecodeRumor(r.AppendBinary(nil))
 		if err != nil {
 			t.Fatal(err)
@@ -73,6 +90,10 @@ func TestRumorSurvivesTheWire(t *testing.T) {
 		if !slices.Equal(got.Models, r.Models) {
 			t.Fatalf("models %q became %q", r.Models, got.Models)
 		}
+		if r.Change != nil && !reflect.DeepEqual(got.Change, r.Change) {
+			t.Fatalf("%+v became %+v", r.Change, got.Change)
+		}
+		got.Change, r.Change = nil, nil
 		got.Tree, r.Tree, got.Models, r.Models = nil, nil, nil, nil
 		if !reflect.DeepEqual(got, r) {
 			t.Fatalf("%+v became %+v", r, got)
@@ -96,10 +117,19 @@ func TestRumorBytesAreFixed(t *testing.T) {
 		"01" + "02" + "016d" + "036d2d32" + // down; m and m-2
 		"09" + "0a" + "0b" + "fa01" + "dc0b" + // backlog, base, per token; rate and toll in thousandths
 		"01" + "0600000000000000" + // one block computing
-		"05" + "0000000202" + // 1; 2 below it; 3 below 2; 4 beside 2; 5 beside 1
+		"00" + "05" + "0000000202" + // 1; 2 below it; 3 below 2; 4 beside 2; 5 beside 1
 		"0100000000000000" + "0200000000000000" + "0300000000000000" + "0400000000000000" + "0500000000000000"
 	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	r = gossip.Rumor{Author: "n1", Life: 300, Version: 7, Tree: tree.Snapshot(), Change: &gossip.Change{
+		Since: 5, Gone: []prefix.Hash{7}, Come: []prefix.Hash{3, 5}, Blocks: 5, Digest: tree.Snapshot().Digest(),
+	}}
+	const change = "03" + "026e31" + "ac02" + "07" + "000000000000000000000000" + // no load, models or prefill
+		"05" + "05" + "4fb25b600c801bbf" + // since 5; 5 blocks and their digest
+		"01" + "02" + "0700000000000000" + "0300000000000000" + "0500000000000000" // 7 is gone, 3 and 5 are there
+	if got := fmt.Sprintf("%x", r.AppendBinary(nil)); got != change {
+		t.Errorf("got  %s\nwant %s", got, change)
 	}
 }
 
@@ -122,6 +152,8 @@ func TestRumorStaysWithinItsLimits(t *testing.T) {
 
 func TestDecodeRumorRefuses(t *testing.T) {
 	good := string(gossip.Rumor{Author: "a", Life: 1, Version: 1, Every: 500, Tree: treeOf("ab")}.AppendBinary(nil))
+	changed := string(gossip.Rumor{Author: "a", Life: 1, Version: 2, Change: &gossip.Change{Since: 1, Come: []prefix.Hash{1, 2}}}.AppendBinary(nil))
+	const change = "rumor of a: change: a field is cut short or beyond its limit, or its names are not in order"
 	const field = "rumor: a field is cut short or beyond its limit"
 	for _, test := range []struct{ name, data, want string }{
 		{"nothing", "", "rumor: empty"},
@@ -131,9 +163,14 @@ func TestDecodeRumorRefuses(t *testing.T) {
 		{"author not UTF-8", "\x03\x01\xff" + good[3:], field},
 		{"author cut short", "\x03\x09abc", field},
 		{"interval too long", "\x03\x01a\x01\x01\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00\x00", field},
-		{"no tree", good[:18], "rumor of a: snapshot: no block count"},
+		{"no tree", good[:19], "rumor of a: snapshot: no block count"},
 		{"tree cut short", good[:len(good)-1], "rumor of a: snapshot: 2 blocks in 17 bytes"},
 		{"more than a tree", good + "!", "rumor of a: snapshot: 1 bytes left over"},
+		{"names twice", changed[:len(changed)-8] + changed[len(changed)-16:len(changed)-8], change},
+		{"no name", changed[:len(changed)-16] + string(make([]byte, 8)) + changed[len(changed)-8:], change},
+		{"names cut short", changed[:len(changed)-1], change},
+		{"more than a change", changed + "!", change},
+		{"a change of more names than may be", changed[:len(changed)-18] + "\xff\xff\xff\x7f\x00", change},
 	} {
 		if _, err := gossip.DecodeRumor([]byte(test.data)); err == nil || err.Error() != test.want {
 			t.Errorf("%s: %v, want %s", test.name, err, test.want)
@@ -146,6 +183,7 @@ func TestDecodeRumorRefuses(t *testing.T) {
 func FuzzDecodeRumor(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(gossip.Rumor{Author: "a", Life: 1, Version: 1, Every: time.Second, Queue: 3, Pause: time.Second, Tokens: 99, Tree: treeOf("abc", "abd")}.AppendBinary(nil))
+	f.Add(gossip.Rumor{Author: "a", Life: 1, Version: 2, Change: &gossip.Change{Since: 1, Gone: []prefix.Hash{4}, Come: []prefix.Hash{1, 2}, Blocks: 2}}.AppendBinary(nil))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := gossip.DecodeRumor(data)
 		if err != nil {
