@@ -119,6 +119,9 @@ func (d *Daemon) unready() (why string) {
 			}
 		}
 	})
+	if why == "" && !d.mesh.Settled() {
+		why = "hearing first what the peers have cached"
+	}
 	return why
 }
 
