@@ -252,6 +252,7 @@ var flagTables = map[string]string{
 	"bench paper": "\n`hearsay bench paper` ",
 	"sim run":     "## Simulating",
 	"sim paper":   "\n`hearsay sim paper` ",
+	"sim cells":   "\n`hearsay sim cells` ",
 }
 
 // The operator's page explains every metric, and every flag of these commands in the

@@ -260,7 +260,7 @@ func (res *CellResults) rows() []cellRow {
 	for _, c := range res.Cells {
 		for _, r := range c.Runs {
 			rows = append(rows, cellRow{
-				Cell: c.Name, Group: c.Group, Policy: r.Policy, Workload: c.source.Name, Nodes: c.Nodes,
+				Cell: c.Name, Group: c.Group, Policy: r.Policy, Workload: c.from.stream, Nodes: c.Nodes,
 				DelayMS: 1e3 * c.Delay.Seconds(), PollMS: 1e3 * c.Poll.Seconds(), Load: c.Load, Rate: c.Rate,
 				CacheShare: c.Cache, WorkingSet: c.WorkingSet, Capacity: c.Capacity, Seeds: res.Config.Seeds,
 				Requests: r.Requests, Errors: r.Errors, Mean: r.Mean, P99: r.P99, Means: r.Means, Expected: r.Expected,

@@ -36,6 +36,13 @@ type CellsConfig struct {
 	Done     *atomic.Int64 // counts simulated requests, if not nil
 }
 
+// Cells are those that are asked for, whether or not their data is there.
+func (c CellsConfig) Cells() []Cell {
+	return slices.DeleteFunc(Cells(), func(one Cell) bool {
+		return len(c.Only) > 0 && !slices.ContainsFunc(c.Only, func(part string) bool { return strings.Contains(one.Name, part) })
+	})
+}
+
 // A CellRun is what a policy came to in a cell, in the mean over seeds.
 type CellRun struct {
 	Policy    string
@@ -76,6 +83,16 @@ type cellRunner struct {
 	capacities map[string]func() (float64, error)
 }
 
+func newCellRunner(cfg CellsConfig) *cellRunner {
+	cfg.Seeds, cfg.Parallel = max(1, cfg.Seeds), max(1, cfg.Parallel)
+	return &cellRunner{
+		CellsConfig: cfg,
+		streams:     map[workload.StreamConfig]func() (*workload.Stream, error){},
+		sets:        map[workload.StreamConfig]func() (int, error){},
+		capacities:  map[string]func() (float64, error){},
+	}
+}
+
 // once returns the one function of a key, made by f.
 func once[K comparable, V any](mu *sync.Mutex, all map[K]func() (V, error), key K, f func() (V, error)) func() (V, error) {
 	mu.Lock()
@@ -89,23 +106,16 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]func() (V, error), key 
 // RunCells simulates every cell under every policy and seed. It returns early, with an
 // error, when ctx ends.
 func RunCells(ctx context.Context, cfg CellsConfig) (*CellResults, error) {
-	r := &cellRunner{
-		CellsConfig: cfg, streams: map[workload.StreamConfig]func() (*workload.Stream, error){},
-		sets: map[workload.StreamConfig]func() (int, error){}, capacities: map[string]func() (float64, error){},
-	}
-	r.Seeds = max(1, r.Seeds)
+	r := newCellRunner(cfg)
 	res := &CellResults{Config: r.CellsConfig}
 	absent := map[string]bool{}
 	requests := 0
-	for _, c := range Cells() {
-		if len(r.Only) > 0 && !slices.ContainsFunc(r.Only, func(s string) bool { return strings.Contains(c.Name, s) }) {
-			continue
-		}
+	for _, c := range cfg.Cells() {
 		if err := r.lacks(c); err != nil {
-			if !absent[c.data] {
-				res.Skipped = append(res.Skipped, fmt.Sprintf("cells of %s are left out: %v", c.source.Name, err))
+			if !absent[c.from.data] {
+				res.Skipped = append(res.Skipped, fmt.Sprintf("cells of %s are left out: %v", c.from.name, err))
 			}
-			absent[c.data] = true
+			absent[c.from.data] = true
 			continue
 		}
 		res.Cells = append(res.Cells, CellResult{Cell: c, Runs: make([]CellRun, len(r.Policies))})
@@ -120,12 +130,12 @@ func RunCells(ctx context.Context, cfg CellsConfig) (*CellResults, error) {
 // lacks says why the cell's data cannot be read, if so.
 func (r *cellRunner) lacks(c Cell) error {
 	if r.Data == "" {
-		if c.replayed() {
+		if !slices.Contains(bothMMLU, c.from) {
 			return errors.New("there is no folder of data; name it with --data")
 		}
 		return nil
 	}
-	path := filepath.Join(r.Data, filepath.FromSlash(c.data))
+	path := filepath.Join(r.Data, filepath.FromSlash(c.from.data))
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s is not there", path)
 	}
@@ -140,7 +150,7 @@ func (r *cellRunner) all(ctx context.Context, cells []CellResult) error {
 	}
 	slices.SortStableFunc(order, func(a, b *CellResult) int { return cmp.Compare(b.Nodes, a.Nodes) })
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(max(1, r.Parallel))
+	group.SetLimit(r.Parallel)
 	for _, c := range order {
 		results := make([][]sim.Result, len(r.Policies))
 		left := new(atomic.Int64)
@@ -240,7 +250,7 @@ func (r *cellRunner) rate(ctx context.Context, c Cell) (float64, error) {
 // cluster is the cell's as far as no load, network or fault comes into it.
 func (r *cellRunner) cluster(c Cell) (cfg sim.Config, err error) {
 	cfg.Nodes = c.Nodes
-	if cfg.Profile, err = emulate.ByName(c.profile); err != nil {
+	if cfg.Profile, err = emulate.ByName(c.from.profile); err != nil {
 		return cfg, err
 	}
 	s, err := r.stream(c, 1)
@@ -254,24 +264,20 @@ func (r *cellRunner) cluster(c Cell) (cfg sim.Config, err error) {
 
 // stream opens the workload of a cell once for each seed.
 func (r *cellRunner) stream(c Cell, seed uint64) (*workload.Stream, error) {
-	if c.replayed() {
-		c.Nodes = usersNodes
-	}
-	key := c.stream(r.Data, seed, c.Requests(r.Requests))
+	key := c.stream(r.Data, seed, r.Requests)
 	return once(&r.mu, r.streams, key, func() (*workload.Stream, error) { return workload.Open(key) })()
 }
 
 // cache is the working set of a cell's workload and what each node can hold, in
 // tokens: a block or more, or what the profile has.
 func (r *cellRunner) cache(c Cell) (set, capacity int, err error) {
-	c.Nodes = usersNodes
 	s, err := r.stream(c, 1)
 	if err != nil {
 		return 0, 0, err
 	}
 	set, err = once(&r.mu, r.sets, s.StreamConfig, func() (int, error) { return workingSet(s), nil })()
 	if c.Cache == 0 {
-		profile, err := emulate.ByName(c.profile)
+		profile, err := emulate.ByName(c.from.profile)
 		return set, profile.CapacityTokens, err
 	}
 	blocks := max(1, int(c.Cache*float64(set))/s.BlockTokens)
@@ -303,7 +309,7 @@ func (r *cellRunner) capacity(ctx context.Context, c Cell) (float64, error) {
 		return 0, err
 	}
 	n := c.Requests(r.Requests)
-	key := fmt.Sprint(c.source.Name, c.data, c.Nodes, cfg.CapacityTokens, n)
+	key := fmt.Sprint(c.from.name, c.Nodes, cfg.CapacityTokens, n)
 	return once(&r.mu, r.capacities, key, func() (float64, error) {
 		requests, err := r.requests(ctx, c, n, 1, 0)
 		if err != nil {
@@ -326,11 +332,8 @@ func (r *cellRunner) requests(ctx context.Context, c Cell, n int, seed uint64, r
 	if err != nil {
 		return nil, err
 	}
-	users := 1
-	if c.replayed() {
-		users = c.users()
-	}
-	apart := (n/users/s.Round() + 1) * s.Round() // more than one user asks for
+	users := c.users()
+	apart := (n/users/s.Round() + 1) * s.Round() // more than one replay has
 	return func(yield func(sim.Request) bool) {
 		rng := rand.New(rand.NewPCG(seed, arrivalStream))
 		at := time.Duration(0)

@@ -54,10 +54,7 @@ type Cell struct {
 	Slow  bool    // the first engine takes slowFactor times as long
 	Stuck bool    // the first node's rumors tell old things from stuckAfter on
 
-	source   workload.StreamConfig // without folder and requests
-	data     string                // under Config's folder
-	profile  string
-	requests int // at usersNodes nodes
+	from *cellSource
 }
 
 // The groups of cells, in the order of reports.
@@ -69,30 +66,31 @@ const (
 	groupViews   = "views"
 )
 
-// A source of requests as cells use it.
+// A cellSource is what the clients of cells ask, and of what engines.
 type cellSource struct {
-	name     string
-	source   workload.StreamConfig
-	data     string
-	profile  string
-	requests int
-	caches   []float64 // as of Cell
+	name     string // in names of cells
+	stream   string // workload.StreamConfig.Name
+	data     string // under CellsConfig.Data
+	profile  string // emulate.ByName
+	requests int    // of usersNodes nodes
+	caches   []float64
 }
 
 var (
-	uniformMMLU = cellSource{"uniform", workload.StreamConfig{Name: "mmlu"}, "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
-	skewedMMLU  = cellSource{"skewed", workload.StreamConfig{Name: "mmlu-skewed"}, "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
-	bothMMLU    = []cellSource{uniformMMLU, skewedMMLU}
+	uniformMMLU = &cellSource{"uniform", "mmlu", "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
+	skewedMMLU  = &cellSource{"skewed", "mmlu-skewed", "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
+	bothMMLU    = []*cellSource{uniformMMLU, skewedMMLU}
 
-	// others are replayed in their order, at Poisson times.
-	others = []cellSource{
-		{"mooncake", workload.StreamConfig{Name: "mooncake"}, "mooncake/raw/conversation_trace.jsonl", "llama3-8b-rtx4090", sizeRequests, []float64{1, .3}},
-		{"claude-code", workload.StreamConfig{Name: "claude-code"}, "claude_code/dev", "llama3-8b-rtx4090", sizeRequests, []float64{1, .3}},
-		{"bfcl", workload.StreamConfig{Name: "bfcl"}, "bfcl/raw", "llama3-8b-rtx4090", sizeRequests, []float64{1, .3}},
-		{"tot", workload.StreamConfig{Name: "tot"}, "tot/raw", "paper", sizeRequests, []float64{0}},
-		{control, workload.StreamConfig{Name: "stream"}, "streams/sharegpt_tokens.b16.jsonl.gz", "llama3-8b-rtx4090", sizeRequests, []float64{0}},
+	others = []*cellSource{
+		{"mooncake", "mooncake", "mooncake/raw/conversation_trace.jsonl", llama, sizeRequests, []float64{1, .3}},
+		{"claude-code", "claude-code", "claude_code/dev", llama, sizeRequests, []float64{1, .3}},
+		{"bfcl", "bfcl", "bfcl/raw", llama, sizeRequests, []float64{1, .3}},
+		{"tot", "tot", "tot/raw", "paper", sizeRequests, []float64{0}},
+		{control, "stream", "streams/sharegpt_tokens.b16.jsonl.gz", llama, sizeRequests, []float64{0}},
 	}
 )
+
+const llama = "llama3-8b-rtx4090"
 
 // control shares next to nothing: there is nothing to gain.
 const control = "sharegpt"
@@ -101,10 +99,9 @@ const control = "sharegpt"
 func Cells() []Cell {
 	var all []Cell
 	ms := time.Millisecond
-	add := func(group, first string, s cellSource, load, cache float64, change func(*Cell)) {
+	add := func(group, first string, s *cellSource, load, cache float64, change func(*Cell)) {
 		c := Cell{
-			Group: group, Nodes: usersNodes, Delay: 2 * ms, Load: load, Cache: cache, Poll: cellPoll,
-			source: s.source, data: s.data, profile: s.profile, requests: s.requests,
+			Group: group, Nodes: usersNodes, Delay: 2 * ms, Load: load, Cache: cache, Poll: cellPoll, from: s,
 		}
 		change(&c)
 		setting := []string{first, s.name, fmt.Sprintf("n%d", c.Nodes), fmt.Sprintf("%dms", c.Delay.Milliseconds()), loadName(load), cacheName(cache)}
@@ -168,35 +165,39 @@ func cacheName(cache float64) string {
 // Requests is how many a run of the cell has, where each has at most so many; 0 sets
 // no limit.
 func (c Cell) Requests(most int) int {
-	n := c.requests * c.users()
+	n := c.from.requests * c.users()
 	if most > 0 {
 		n = min(n, most)
 	}
 	return n
 }
 
-// users is how many replays of the workload go on side by side.
-func (c Cell) users() int { return max(1, c.Nodes/usersNodes) }
+// users is how many replays of the workload go on side by side. MMLU's questions are
+// asked once each, however many nodes there are.
+func (c Cell) users() int {
+	if c.from == uniformMMLU || c.from == skewedMMLU {
+		return 1
+	}
+	return max(1, c.Nodes/usersNodes)
+}
 
 // balanced says whether all engines are equally fast.
 func (c Cell) balanced() bool { return !c.Slow }
 
 // control says whether the cell has nothing to gain.
-func (c Cell) control() bool { return strings.Contains(c.Name, "/"+control+"/") }
+func (c Cell) control() bool { return c.from.name == control }
 
-// stream says what to open. Of MMLU as many questions are drawn as are asked; others
-// are replayed.
-func (c Cell) stream(folder string, seed uint64, requests int) workload.StreamConfig {
-	s := c.source
-	s.Seed, s.Requests = seed, requests
+// stream says what to open: a workload with as many requests as one replay has.
+func (c Cell) stream(folder string, seed uint64, most int) workload.StreamConfig {
+	s := workload.StreamConfig{Name: c.from.stream, Seed: seed, Requests: c.from.requests}
+	if most > 0 {
+		s.Requests = min(s.Requests, most)
+	}
 	if folder != "" {
-		s.Data = filepath.Join(folder, filepath.FromSlash(c.data))
+		s.Data = filepath.Join(folder, filepath.FromSlash(c.from.data))
 	}
 	return s
 }
-
-// replayed says whether the workload goes on side by side in a larger cluster.
-func (c Cell) replayed() bool { return c.data != uniformMMLU.data }
 
 // network is the cell's.
 func (c Cell) network() sim.Network {

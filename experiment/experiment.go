@@ -1,15 +1,17 @@
-// Package experiment holds the experiments of "Towards Distributed Inference of
-// LLMs on a P2P Network" as data: what is run, the paper's own numbers, what came out.
+// Package experiment holds experiments as data: what is run, and what came out.
 //
-// The paper leaves open how large its routers' trees and engines' caches are, how
-// it draws its skewed set and what a hot spot is a share of. A reading settles all
-// of it; plan.go states the one that is used, with its reasons, and runs others
-// beside it. A Scenario names only in what it differs from the reading, a Table is
-// rows of scenarios with the paper's values, and a figure is drawn of rows.
+// Those of "Towards Distributed Inference of LLMs on a P2P Network" stand beside the
+// paper's own numbers. The paper leaves open how large its routers' trees and engines'
+// caches are, how it draws its skewed set and what a hot spot is a share of. A reading
+// settles all of it; plan.go states the one that is used, with its reasons, and runs
+// others beside it. A Scenario names only in what it differs from the reading, a Table
+// is rows of scenarios with the paper's values, and a figure is drawn of rows.
 //
-// Open reads the prompts and Set.Run simulates every scenario once, some at a time: a
-// simulation is one thread and has one history, so that a seed gives the same results,
-// to the byte, on any machine.
+// Cells compare policies where a cluster, its load or its caches differ; cells.go
+// states what holds of all. A Verdict is what they say of one policy.
+//
+// A simulation is one thread and has one history, so that a seed gives the same
+// results, to the byte, on any machine, however many run at once.
 package experiment
 
 import (

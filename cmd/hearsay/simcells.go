@@ -56,26 +56,18 @@ func simCellsCommand() *cobra.Command {
 	flags.StringVar(&f.config.Data, "data", "", "folder with mmlu/, mooncake/, claude_code/, bfcl/, tot/ and streams/; without it MMLU is synthetic and the others are left out")
 	flags.StringSliceVar(&f.config.Only, "only", nil, "parts of the names of the cells to run, separated by commas; default all")
 	flags.StringSliceVar(&f.config.Policies, "policy", cellPolicies(), "policies to compare, separated by commas")
-	flags.StringVar(&f.test, "policy-under-test", underTest(), "the policy that the verdict is on")
+	flags.StringVar(&f.test, "policy-under-test", "economic", "the policy that the verdict is on, where it is among those")
 	flags.IntVar(&f.config.Requests, "requests", 0, "most requests of a run, for a quick look; 0 sets no limit")
 	flags.IntVar(&f.config.Seeds, "seeds", 1, "seeds of each cell, from 1 on; the table has their means")
 	flags.StringVar(&f.out, "out", "", "folder for cells.txt, cells.csv and cells.json; made if it is not there")
 	flags.BoolVar(&f.json, "json", false, "print one JSON object instead of tables")
-	flags.BoolVar(&f.list, "list", false, "print the names of the cells and run none")
+	flags.BoolVar(&f.list, "list", false, "print the names of the cells, and run none")
 	return cmd
 }
 
 // cellPolicies are all but the other readings of the paper's ties.
 func cellPolicies() []string {
 	return slices.DeleteFunc(sim.Policies(), func(name string) bool { return strings.HasPrefix(name, "longest:") })
-}
-
-// underTest is the policy of real nodes that is to be the best.
-func underTest() string {
-	if slices.Contains(sim.Policies(), "economic") {
-		return "economic"
-	}
-	return "longest+pushback"
 }
 
 // check refuses what cannot be.
@@ -95,6 +87,9 @@ func (f *simCellsFlags) check(flags *pflag.FlagSet) (err error) {
 	if !slices.Contains(f.config.Policies, f.test) && flags.Changed("policy-under-test") {
 		return misuse("--policy-under-test %s is not among the policies; add it to --policy", f.test)
 	}
+	if len(f.config.Cells()) == 0 {
+		return misuse("--only %s: no cell has that in its name; --list prints the names", strings.Join(f.config.Only, ","))
+	}
 	if f.out != "" {
 		if err := tryFolder(f.out); err != nil {
 			return misuse("--out: %w; name a folder that can be written", err)
@@ -106,7 +101,7 @@ func (f *simCellsFlags) check(flags *pflag.FlagSet) (err error) {
 // run prints the tables and the verdict, or the names alone.
 func (f *simCellsFlags) run(ctx context.Context, out, progress io.Writer) error {
 	if f.list {
-		for _, c := range experiment.Cells() {
+		for _, c := range f.config.Cells() {
 			fmt.Fprintln(out, c.Name)
 		}
 		return nil
@@ -122,7 +117,7 @@ func (f *simCellsFlags) run(ctx context.Context, out, progress io.Writer) error 
 		return err
 	}
 	if len(results.Cells) == 0 {
-		return misuse("no cell is left to run: %s; `hearsay sim cells --list` has their names", strings.Join(append(results.Skipped, "--only "+strings.Join(f.config.Only, ",")), "; "))
+		return misuse("no cell is left to run: %s", strings.Join(results.Skipped, "; "))
 	}
 	verdict := results.Verdict(f.test)
 	text := results.String()
