@@ -100,7 +100,7 @@ func (g *gauge) served(req Request, out Outcome, chain prefix.Chain, tokens int)
 		if found > perBlock+pageTokens {
 			g.cold, g.doubtful = 0, nil
 		}
-		doubt := out.Promised >= coldMin && found <= perBlock+pageTokens && g.surprised(req.Chain)
+		doubt := out.Promised >= coldMin && found <= perBlock+pageTokens && g.surprised(req.Chain, within(found, perBlock))
 		g.observe(req.Chain, found, perBlock, doubt)
 		if doubt {
 			g.cold++
@@ -115,11 +115,11 @@ func (g *gauge) served(req Request, out Outcome, chain prefix.Chain, tokens int)
 	return lost
 }
 
-// surprised says whether all evidence is that the engine has the first block of c.
-// It is not asked for a turnover after a loss: what is lost again and again is
-// being displaced.
-func (g *gauge) surprised(c prefix.Chain) bool {
-	d, known := g.stack.newest(c)
+// surprised says whether all evidence is that the engine has the block of c behind
+// the first so many, which it may have. It is not asked for a turnover after a loss:
+// what is lost again and again is being displaced.
+func (g *gauge) surprised(c prefix.Chain, may int) bool {
+	d, known := g.stack.newest(c[min(may, len(c)):])
 	if !known || g.since < g.patch {
 		return false
 	}

@@ -115,13 +115,13 @@ func TestTreeIsCorrectedByTheEngine(t *testing.T) {
 		{"the last token is computed again", 20, 319, true, 21},
 		{"a page short", 20, 288, true, 21},
 		{"an eighth short", 20, 250, true, 21},
-		{"half gone", 20, 160, true, 10},
-		{"half gone, within a block", 20, 170, true, 10},
-		{"all gone", 20, 0, true, 0},
-		{"all gone, reported below nothing", 20, -1, true, 0},
+		{"half gone", 20, 160, true, 12},
+		{"half gone, within a block", 20, 170, true, 12},
+		{"all gone", 20, 0, true, 2},
+		{"all gone, reported below nothing", 20, -1, true, 2},
 		{"nobody knows", 20, 0, false, 21},
 		{"nothing was promised", 0, 0, true, 21},
-		{"promised more than asked", 99, 160, true, 10},
+		{"promised more than asked", 99, 160, true, 12},
 	} {
 		n := newNode("a")
 		branch, req := request(long+"b"), request(long+"c")
@@ -138,6 +138,42 @@ func TestTreeIsCorrectedByTheEngine(t *testing.T) {
 		if keep, short := shortfall(req, Outcome{Known: test.known, PromptTokens: 21 * 16, CachedTokens: test.found, Promised: test.promised}); short != (test.want < 21) || short && keep != test.want {
 			t.Errorf("%s: keep %d, short %v", test.name, keep, short)
 		}
+	}
+}
+
+// Prompts may have their first block in common and differ in their engine's first
+// page: that nothing was found of one says nothing of the others.
+func TestBrokenPromiseLeavesOtherPromptsAlone(t *testing.T) {
+	n := newNode("a")
+	gone, other := request("x"+strings.Repeat("a", 20)), request("x"+strings.Repeat("b", 20))
+	n.Served(start, other, "a", served(other, 0, 0))
+	n.Served(start, gone, "a", served(gone, 0, 0))
+	n.Served(start, gone, "a", served(gone, 21, 0))
+	if got := n.tree.Match(other.Chain); got != 21 {
+		t.Errorf("of the other prompt %d blocks are left, want 21", got)
+	}
+}
+
+// Prompts that begin alike have one rate of bytes per token, whatever the model's is.
+func TestPromptsThatBeginAlikeHaveTheirOwnRate(t *testing.T) {
+	n := newNode("a")
+	dense, plain := request(strings.Repeat("d", 20)), request(strings.Repeat("p", 20))
+	for range 10 {
+		n.Served(start, plain, "a", Outcome{PromptTokens: plain.Bytes / 4})
+	}
+	n.Served(start, dense, "a", Outcome{PromptTokens: dense.Bytes / 2})
+	longer := request(strings.Repeat("d", 20) + "more")
+	if got := n.Route(start, longer).Expected; got != dense.Bytes/2 {
+		t.Errorf("%d tokens are expected, want %d", got, dense.Bytes/2)
+	}
+	if got := n.tokens(request("new"), 400); got < 95 || got > 130 {
+		t.Errorf("a prompt of no known kind has %d tokens in 400 bytes", got)
+	}
+	for i := range 3 * headsMax {
+		n.heads.learn(prefix.Chain{1, 2, 3, prefix.Hash(i)}, 4, 1)
+	}
+	if held := len(n.heads.young) + len(n.heads.old); held > 2*headsMax {
+		t.Errorf("%d heads are held", held)
 	}
 }
 

@@ -1,6 +1,10 @@
 package node
 
-import "github.com/hearsay-project/hearsay/prefix"
+import (
+	"math"
+
+	"github.com/hearsay-project/hearsay/prefix"
+)
 
 // rates learns how many bytes of canonical text make a token, for each model. The
 // usage that engines report counts the chat template's tokens too, so short
@@ -58,13 +62,17 @@ func (r *rates) learn(model string, bytes, tokens int) {
 		m = &rate{}
 		r.models[model] = m
 	}
-	if m.tokens > rateWindow {
-		m.bytes, m.tokens = m.bytes/2, m.tokens/2
-	}
-	m.bytes += float64(bytes)
-	m.tokens += float64(tokens)
+	m.add(bytes, tokens)
 	r.uses++
 	m.used = r.uses
+}
+
+func (r *rate) add(bytes, tokens int) {
+	if r.tokens > rateWindow {
+		r.bytes, r.tokens = r.bytes/2, r.tokens/2
+	}
+	r.bytes += float64(bytes)
+	r.tokens += float64(tokens)
 }
 
 func (r *rates) forgetOldest() {
@@ -88,7 +96,7 @@ const (
 )
 
 // shortfall tells whether the engine found clearly less cached than the tree
-// promised when the request was served, and how many blocks it does hold. It
+// promised when the request was served, and how many blocks it may hold. It
 // counts in the bytes per token of this very prompt.
 func shortfall(req Request, out Outcome) (keep int, short bool) {
 	promised := min(out.Promised, len(req.Chain))
@@ -99,10 +107,14 @@ func shortfall(req Request, out Outcome) (keep int, short bool) {
 	expected := perBlock * float64(promised)
 	slack := perBlock + pageTokens + 1 + expected/unevenShare
 	cached := float64(max(out.CachedTokens, 0))
-	return int(cached / perBlock), cached < expected-slack
+	return within(cached, perBlock), cached < expected-slack
 }
 
-// bytes is the text of so many tokens.
-func (r *rates) bytes(model string, tokens int) int {
-	return int(float64(tokens) * r.bytesPerToken(model))
+// within is how many blocks of so many tokens an engine may hold that found so many
+// tokens cached: the last may end inside a page that it does not share. That matters
+// most at the root. Where prompts differ in their first page, and have their first
+// block in common, nothing is found of one that was evicted, and that block still
+// leads to all the others.
+func within(cached, perBlock float64) int {
+	return int(math.Ceil((cached + pageTokens + 1) / perBlock))
 }
