@@ -6,7 +6,6 @@ import (
 
 	"github.com/hearsay-project/hearsay/estimate"
 	"github.com/hearsay-project/hearsay/gossip"
-	"github.com/hearsay-project/hearsay/prefix"
 	"github.com/hearsay-project/hearsay/route"
 )
 
@@ -104,7 +103,7 @@ func (n *Node) wait(now time.Time, p gossip.Peer, a *account) time.Duration {
 // price says what it would cost to serve a request of so many tokens at a peer.
 func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, match int) route.Price {
 	a := n.account(p.Name)
-	held := float64(n.models.tokens(req.Model, min(match*prefix.BlockBytes, req.Bytes))) * a.truth.Value()
+	held := float64(tokens) * req.share(match) * a.truth.Value()
 	pr := route.Price{
 		Trip:    seconds(a.trip.At(float64(req.Bytes))),
 		Wait:    n.wait(now, p, a),
@@ -116,7 +115,7 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 
 // priceHere says what it would cost to serve it on this node's own engine.
 func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
-	held := n.models.tokens(req.Model, min(match*prefix.BlockBytes, req.Bytes))
+	held := int(float64(tokens) * req.share(match))
 	pr := route.Price{Wait: n.backlog(now), Prefill: n.speed.prefill(max(tokens-held, 1))}
 	pr.Toll = toll(n.meter.toll(now), pr) + n.wear(n.workHere(), pr)
 	return pr

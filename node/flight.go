@@ -43,7 +43,7 @@ type Report struct {
 // engine busy from now on, and its prompt be cached there. What is returned goes to
 // Prefilled, and then to Served in an Outcome or to Drop.
 func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
-	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.models.tokens(req.Model, req.Bytes), at: now, rent: d.rent}
+	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: d.rent}
 	f.uncached = max(f.tokens-d.Expected, 1)
 	if !d.forwarded {
 		n.asks.add(req.Chain)
@@ -92,10 +92,10 @@ func (n *Node) Drop(now time.Time, f *Flight) {
 // engine, so that others may find its prompt cached while the answer, of which
 // Served will tell, is still being written.
 func (n *Node) Prefilled(now time.Time, req Request, f *Flight) {
-	tokens := n.models.tokens(req.Model, req.Bytes)
+	tokens := n.tokens(req, req.Bytes)
 	if n.priced {
 		held := min(n.tree.Match(req.Chain)*prefix.BlockBytes, req.Bytes)
-		n.inflow.Add(float64(tokens - n.models.tokens(req.Model, held)))
+		n.inflow.Add(float64(tokens - n.tokens(req, held)))
 	}
 	n.tree.Insert(req.Chain, tokens)
 	if n.priced && (f == nil || !f.warming) {
@@ -147,8 +147,10 @@ func (n *Node) land(now time.Time, out Outcome) {
 	a.trip.Add(float64(f.req.Bytes), max(0, first.Sub(f.at)-out.Report.Took).Seconds())
 	a.backlog, a.backlogAt = out.Report.Backlog, first.Add(-n.oneWay(a))
 	n.consider(now, f, out.Report)
-	if out.Known && out.Promised > 0 {
-		a.truth.Add(float64(out.Promised*prefix.BlockBytes), float64(min(out.Promised*prefix.BlockBytes, n.models.bytes(f.req.Model, out.CachedTokens))))
+	if out.Known && out.Promised > 0 && out.PromptTokens > 0 {
+		promised := float64(out.Promised * prefix.BlockBytes)
+		found := float64(out.CachedTokens) * float64(f.req.Bytes) / float64(out.PromptTokens)
+		a.truth.Add(promised, min(promised, found))
 	}
 }
 
@@ -199,7 +201,7 @@ type Promise struct {
 func (n *Node) Admit(now time.Time, req Request, p Promise) (d Decision, admitted bool) {
 	d = n.Stay(req, "forwarded")
 	d.forwarded = true
-	price := n.priceHere(now, req, n.models.tokens(req.Model, req.Bytes), d.Match)
+	price := n.priceHere(now, req, n.tokens(req, req.Bytes), d.Match)
 	if n.priced && p.Within > 0 && price.Own() > p.Within+max(p.Within/8, bounceSlack) {
 		n.bounced++
 		return d, false

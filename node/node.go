@@ -31,6 +31,7 @@ type Node struct {
 	tree   *prefix.Tree
 	view   *gossip.View
 	models rates
+	heads  heads
 	gauge  gauge // of the engine's cache, where Config.LearnCapacity
 
 	version     uint64   // of the last rumor spoken
@@ -127,7 +128,7 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		Match: n.tree.Match(req.Chain), Queue: n.queue, Paused: n.queue > n.cfg.QueueThreshold,
 	}
 	able := n.Able(req.Model) && !slices.Contains(tried, n.cfg.Name)
-	tokens := n.models.tokens(req.Model, req.Bytes)
+	tokens := n.tokens(req, req.Bytes)
 	if n.priced {
 		n.weigh(now)
 		self.Price, self.Paused = n.priceHere(now, req, tokens, self.Match), false
@@ -189,7 +190,7 @@ func (n *Node) Stay(req Request, reason string) Decision {
 func (n *Node) decide(req Request, c route.Candidate, reason string) Decision {
 	return Decision{
 		Node: c.Name, Self: c.Self, Match: c.Match,
-		Expected: n.models.tokens(req.Model, min(c.Match*prefix.BlockBytes, req.Bytes)),
+		Expected: n.tokens(req, min(c.Match*prefix.BlockBytes, req.Bytes)),
 		Reason:   reason,
 	}
 }
@@ -206,7 +207,7 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 	if chain == nil {
 		chain = req.Chain
 	}
-	promised := n.models.tokens(req.Model, min(out.Promised*prefix.BlockBytes, req.Bytes))
+	promised := n.tokens(req, min(out.Promised*prefix.BlockBytes, req.Bytes))
 	if by != n.cfg.Name {
 		n.there.add(promised, out)
 		n.view.Succeed(now, by)
@@ -223,9 +224,8 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 	if by == n.cfg.Name && n.allowance < warmBurst {
 		n.allowance += n.cfg.WarmShare * float64(out.PromptTokens)
 	}
-	if out.Known {
-		n.models.learn(req.Model, req.Bytes, out.PromptTokens)
-	}
+	n.models.learn(req.Model, req.Bytes, out.PromptTokens)
+	n.heads.learn(req.Chain, req.Bytes, out.PromptTokens)
 }
 
 // tokensOf counts the tokens of chain's text, by the engine's word as far as it goes.
@@ -235,9 +235,9 @@ func (n *Node) tokensOf(req Request, chain prefix.Chain, out Outcome) int {
 		return out.Tokens
 	case out.Known:
 		beyond := max(0, len(chain)-len(req.Chain))
-		return out.PromptTokens + n.models.tokens(req.Model, beyond*prefix.BlockBytes)
+		return out.PromptTokens + n.tokens(req, beyond*prefix.BlockBytes)
 	default:
-		return n.models.tokens(req.Model, len(chain)*prefix.BlockBytes)
+		return n.tokens(req, len(chain)*prefix.BlockBytes)
 	}
 }
 

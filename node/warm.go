@@ -53,7 +53,7 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 	if !n.priced || n.cfg.NoWarming || f.req.Chain == nil || r.Others == 0 || depth-have < warmMin || !n.Able(f.req.Model) {
 		return
 	}
-	tokens := n.models.tokens(f.req.Model, (depth-have)*prefix.BlockBytes)
+	tokens := n.tokens(f.req, (depth-have)*prefix.BlockBytes)
 	w := wish{
 		of: f, req: f.req, blocks: depth, tokens: tokens, since: now,
 		rent: min(f.rent, n.speed.prefill(tokens)),
@@ -128,7 +128,7 @@ func (n *Node) shed(req Request) int {
 		return 0
 	}
 	saved := n.asks.rate(h) * (n.cands[keeper].Price.Total() - self.Price.Total()).Seconds()
-	cost := n.displaced(n.models.tokens(req.Model, depth*prefix.BlockBytes))
+	cost := n.displaced(n.tokens(req, depth*prefix.BlockBytes))
 	if saved >= cost {
 		return 0
 	}
@@ -164,14 +164,14 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 	}
 	n.wish = nil
 	have := n.tree.Match(w.req.Chain)
-	w.tokens = n.models.tokens(w.req.Model, max(w.blocks-have, 0)*prefix.BlockBytes)
+	w.tokens = n.tokens(w.req, max(w.blocks-have, 0)*prefix.BlockBytes)
 	if now.Sub(w.since) > warmFor || w.blocks-have < warmMin || float64(w.tokens) > n.allowance || n.worth(now, *w) <= 0 || !n.Able(w.req.Model) {
 		return Warming{}, false
 	}
 	n.allowance -= float64(w.tokens)
 	req := w.req
 	req.Chain, req.Bytes = req.Chain[:w.blocks], min(req.Bytes, w.blocks*prefix.BlockBytes)
-	tokens := n.models.tokens(req.Model, req.Bytes)
+	tokens := n.tokens(req, req.Bytes)
 	f := &Flight{
 		Node: n.cfg.Name, req: req, match: have, tokens: tokens, uncached: w.tokens, at: now,
 		service: n.speed.prefill(w.tokens), warming: true,
