@@ -118,6 +118,7 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 		m.acceptRumors(w, r)
 	case path == upgradeStreams.path:
 		if version := m.port.fits(w, r, upgradeStreams); version > 0 {
+			m.meet(r.Header.Get(headerFrom), r.Header.Get(headerAddr))
 			m.transport.acceptStream(w, version)
 		}
 	case r.ProtoMajor < 2:

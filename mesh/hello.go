@@ -16,7 +16,7 @@ import (
 //	Upgrade: hearsay-rumor/1
 //	Hearsay-From: n1
 //	Hearsay-To: n2              (who should be at that address)
-//	Hearsay-Addr: 10.0.0.1:7946 (rumors only: where the dialler itself is dialled)
+//	Hearsay-Addr: 10.0.0.1:7946 (where the dialler itself is dialled)
 //
 // is answered 101 with the same Connection, an Upgrade and a Hearsay-From of the
 // answerer, or with another status and one sentence. The dialler speaks only

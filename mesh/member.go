@@ -24,7 +24,9 @@ const (
 	seedGrace   = 3 * time.Second        // nodes that start together are down for each other at first
 	seekMost    = 8                      // asked in one round besides seeds, drawn at random
 	lookupWait  = 5 * time.Second        // for a name server's answer
-	forgetAfter = time.Hour              // a member gone so long is not asked again nor listed
+	forgetAfter = time.Hour              // a member gone so long is not listed
+	strayAfter  = 7 * 24 * time.Hour     // and one that died, not asked again
+	straysMax   = 64
 )
 
 // The states of a Peer.
@@ -201,8 +203,9 @@ func nothing(string) {}
 // took the place of another, and knows nobody, is told of this node.
 func (m *Mesh) seek() {
 	wait, seeds := seekMin, seedTroubles{mesh: m, said: map[string]bool{}}
+	var lost []stray
 	for m.ctx.Err() == nil && !m.isLeaving() {
-		missing, count, err := m.missing()
+		missing, count, err := m.missing(&lost)
 		seeds.say(append(m.join(missing)[:count], err))
 		m.mu.Lock()
 		m.sought = true
@@ -287,10 +290,17 @@ func (m *Mesh) join(addrs []string) []error {
 	return errs
 }
 
+// A stray is where a member was that died and is listed no more: the other side of a
+// long partition may have no seed on this one.
+type stray struct {
+	addr   string
+	goneAt time.Time
+}
+
 // missing resolves who ought to be a member and is not, the seeds first, and
 // forgets who has been gone for long. The error is the last seed's that could not
 // be resolved.
-func (m *Mesh) missing() (addrs []string, seeds int, err error) {
+func (m *Mesh) missing(lost *[]stray) (addrs []string, seeds int, err error) {
 	for _, seed := range m.cfg.Join {
 		found, e := resolve(m.ctx, m.cfg.Lookup, seed)
 		if e != nil {
@@ -306,14 +316,25 @@ func (m *Mesh) missing() (addrs []string, seeds int, err error) {
 		case p.stream != nil:
 			known = append(known, p.Addr)
 		case !p.member && time.Since(p.goneAt) > forgetAfter:
+			if p.State == StateDead {
+				*lost = append(*lost, stray{p.Addr, p.goneAt})
+			}
 			delete(m.peers, name)
-		case (p.member || p.State == StateDead) && !slices.Contains(addrs, p.Addr):
+		case p.member || p.State == StateDead:
 			others = append(others, p.Addr)
 		}
 	}
 	m.mu.Unlock()
+	*lost = slices.DeleteFunc(*lost, func(s stray) bool {
+		return time.Since(s.goneAt) > strayAfter || slices.Contains(known, s.addr) || slices.Contains(others, s.addr)
+	})
+	*lost = (*lost)[max(0, len(*lost)-straysMax):]
+	for _, s := range *lost {
+		others = append(others, s.addr)
+	}
 	slices.Sort(addrs)
 	addrs = slices.DeleteFunc(slices.Compact(addrs), func(a string) bool { return slices.Contains(known, a) })
+	others = slices.DeleteFunc(others, func(a string) bool { return slices.Contains(addrs, a) })
 	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	return append(addrs, others[:min(seekMost, len(others))]...), len(addrs), err
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -64,6 +65,14 @@ func (m *Mesh) clash(name, addr, other string) {
 		}
 		m.clashed(c, two, fmt.Sprintf("two nodes are called %s, at %s and at %s; give one another --name", name, addr, other))
 	})
+}
+
+// meet takes in who has dialled, and from where it says that it is dialled. One of
+// this node's own name is another node, or this one by a way round.
+func (m *Mesh) meet(name, addr string) {
+	if at, err := netip.ParseAddrPort(addr); name == m.cfg.Name && addr != m.addr && err == nil && dialable(at.Addr()) {
+		m.clash(name, m.addr, addr)
+	}
 }
 
 // clashed takes in whether there are two nodes of one name.

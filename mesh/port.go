@@ -233,9 +233,7 @@ func (p *port) ask(ctx context.Context, c net.Conn, addr string, u upgrade, to s
 	if to != "" {
 		req.Header.Set(headerTo, to)
 	}
-	if u == upgradeRumors {
-		req.Header.Set(headerAddr, p.addr)
-	}
+	req.Header.Set(headerAddr, p.addr)
 	if err := req.Write(c); err != nil {
 		return nil, nil, 0, err
 	}

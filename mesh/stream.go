@@ -298,7 +298,7 @@ func (m *Mesh) unlinked(name string, err error) slog.Level {
 		return slog.LevelInfo
 	}
 	switch no.status {
-	case http.StatusForbidden, http.StatusConflict, http.StatusPreconditionFailed, http.StatusUpgradeRequired:
+	case http.StatusForbidden, http.StatusPreconditionFailed, http.StatusUpgradeRequired:
 		m.trouble(name, no.said)
 		return slog.LevelWarn
 	default:
