@@ -20,11 +20,13 @@ const (
 	frameRumor   byte = 1 // author to peer: gossip.Rumor.AppendBinary
 	frameAck     byte = 2 // life u64, version u64, big-endian: the newest rumor read
 	frameGoodbye byte = 3 // no payload: the sender leaves; the receiver closes the connection
+	frameHold    byte = 4 // life u64, told u64, answers u64, big-endian: what the sender holds of the receiver's tree
 )
 
 const (
 	frameHeader = 5
 	ackSize     = 16
+	holdSize    = 24
 
 	// frameMax bounds a payload: nothing longer than a rumor is ever sent.
 	frameMax = gossip.MaxRumorBytes
@@ -81,4 +83,24 @@ func decodeAck(b []byte) (ack, error) {
 		return ack{}, fmt.Errorf("ack of %d bytes, want %d", len(b), ackSize)
 	}
 	return ack{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
+}
+
+// hold is the payload of a hold: the life and version of the receiver's tree that
+// the sender holds, 0 for none, and the version of the rumor that was of no use to
+// it, 0 when the stream begins.
+type hold struct{ life, told, answers uint64 }
+
+func (h hold) frame() []byte {
+	b := make([]byte, frameHeader, frameHeader+holdSize)
+	for _, v := range []uint64{h.life, h.told, h.answers} {
+		b = binary.BigEndian.AppendUint64(b, v)
+	}
+	return frame(frameHold, b)
+}
+
+func decodeHold(b []byte) (hold, error) {
+	if len(b) != holdSize {
+		return hold{}, fmt.Errorf("hold of %d bytes, want %d", len(b), holdSize)
+	}
+	return hold{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}, nil
 }

@@ -68,8 +68,11 @@ func FuzzReadFrame(f *testing.F) {
 			if len(b) > frameMax || !bytes.Equal(frame(kind, append(make([]byte, frameHeader), b...)), wire[at:end]) {
 				t.Fatalf("frame of type %d with %d bytes is not what stood at %d", kind, len(b), at)
 			}
-			if kind == frameAck {
+			switch kind {
+			case frameAck:
 				decodeAck(b)
+			case frameHold:
+				decodeHold(b)
 			}
 		}
 	})
@@ -77,20 +80,37 @@ func FuzzReadFrame(f *testing.F) {
 
 // A rumor is encoded once for all streams, and a tree once while it does not change.
 func TestATreeIsEncodedOnce(t *testing.T) {
-	r := gossip.Rumor{Author: "n1", Life: 1, Version: 1, Every: time.Second, Tree: bigTree(1 << 10)}
-	first := newSpoken(r, nil)
-	r.Version = 2
-	second := newSpoken(r, first)
-	r.Version, r.Tree = 3, bigTree(2<<10)
-	third := newSpoken(r, second)
-	made, again := second.frame(), second.frame()
-	if &first.tree()[0] != &second.tree()[0] || &made[0] != &again[0] {
-		t.Error("bytes that were made are made again")
-	}
-	for i, s := range []*spoken{first, second, third} {
-		kind, payload, err := readFrame(bytes.NewReader(s.frame()))
-		if err != nil || kind != frameRumor || !bytes.Equal(payload, s.AppendBinary(nil)) {
-			t.Errorf("the frame of rumor %d does not hold it: %v", i+1, err)
+	r := gossip.Rumor{Author: "n1", Life: 1, Version: 1, Every: time.Second, Tree: bigTree(9 << 10)}
+	var said speech
+	say := func() (whole, change []byte) {
+		said.say(r)
+		s, make0 := said.since(r.Life, 0)
+		_, make1 := said.since(r.Life, 1)
+		_, again := said.since(r.Life, 1)
+		_, stranger := said.since(r.Life-1, 1)
+		whole, change = make0(), make1()
+		if &again()[0] != &change[0] || &stranger()[0] != &whole[0] {
+			t.Error("bytes that were made are made again")
 		}
+		kind, payload, err := readFrame(bytes.NewReader(whole))
+		if err != nil || kind != frameRumor || !bytes.Equal(payload, s.AppendBinary(nil)) {
+			t.Errorf("the frame of rumor %d does not hold it: %v", r.Version, err)
+		}
+		return whole, change
+	}
+	say()
+	first := said.latest
+	r.Version = 2
+	if whole, change := say(); &first.tree()[0] != &said.latest.tree()[0] || len(change) > 100 || len(whole) < 9<<10 {
+		t.Errorf("%d bytes tell that nothing has changed, %d the whole", len(change), len(whole))
+	}
+	r.Version, r.Tree = 3, bigTree(18<<10)
+	if _, change := say(); len(change) < 8<<10 || len(change) > 9<<10 {
+		t.Errorf("%d bytes tell 1024 blocks", len(change))
+	}
+	said.whole = true
+	r.Version = 4
+	if whole, change := say(); &whole[0] != &change[0] {
+		t.Error("a change is told in paper mode")
 	}
 }

@@ -55,12 +55,18 @@ type Config struct {
 	// or minus a uniform jitter: the paper's communication delay, for experiments.
 	LinkDelay, LinkJitter time.Duration
 
+	Whole bool // every rumor has the whole tree, as the paper's broadcast, whatever peers hold of it
+
 	Handler http.Handler // requests forwarded by peers; nil: 404
 
 	// OnRumor is called by the author's stream, which reads no further until it
 	// returns. The others are called one at a time, in order, and must not block:
 	// membership waits for them. None may call the mesh.
 	OnRumor func(gossip.Rumor)
+	// Told returns which version of peer's tree, and of which life, is held: what
+	// the peer says from then on builds on that. 0, and nil: none, so it tells the
+	// whole tree each time.
+	Told    func(peer string) (life, version uint64)
 	OnJoin  func(peer string)
 	OnLeave func(peer string, died bool) // it said goodbye, or is declared dead
 	OnLost  func(peer string)            // its rumor stream broke without a goodbye; a dead process shows so at once
@@ -106,11 +112,11 @@ type Mesh struct {
 	leave       sync.Mutex     // held while leaving
 	clashSeldom rate.Sometimes // says which names clash
 	opened      time.Time
+	speech      speech
 	turn        sync.Mutex // held while a change of membership is made and told; before mu
 
 	mu      sync.Mutex
 	peers   map[string]*peer
-	latest  *spoken // what a new stream begins with
 	stats   Stats
 	clashes map[string]*clash // by name
 	sought  bool              // every seed was asked once
@@ -132,7 +138,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 		return nil, err
 	}
 	m := &Mesh{
-		cfg: cfg, log: cfg.Log, peers: map[string]*peer{},
+		cfg: cfg, log: cfg.Log, speech: speech{whole: cfg.Whole}, peers: map[string]*peer{},
 		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
 		clashes: map[string]*clash{}, clashSeldom: rate.Sometimes{Interval: time.Minute},
 		parted: make(chan struct{}, 1), opened: time.Now(),
@@ -172,6 +178,9 @@ func (cfg *Config) setDefaults() {
 	}
 	if cfg.OnLeave == nil {
 		cfg.OnLeave = func(string, bool) {}
+	}
+	if cfg.Told == nil {
+		cfg.Told = func(string) (uint64, uint64) { return 0, 0 }
 	}
 	if cfg.OnRumor == nil {
 		cfg.OnRumor = func(gossip.Rumor) {}
@@ -245,17 +254,16 @@ func GoodName(name string) bool { return goodName.MatchString(name) }
 // Addr returns the address that peers dial, ip:port.
 func (m *Mesh) Addr() string { return m.addr }
 
-// Broadcast hands r to every peer's stream and returns; the first of them that
-// sends it encodes it. Where an earlier rumor still waits, r takes its place. Who
-// connects later hears it first.
+// Broadcast hands r, which has the whole tree, to every peer's stream and returns.
+// Each tells its peer what has changed since what that holds. Where an earlier rumor
+// still waits, r takes its place. Who connects later hears it first.
 func (m *Mesh) Broadcast(r gossip.Rumor) {
+	m.speech.say(r)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := newSpoken(r, m.latest)
-	m.latest = s
 	for _, p := range m.peers {
 		if p.stream != nil {
-			p.stream.give(func() { p.stream.rumor = s })
+			p.stream.give(func() { p.stream.speak = true })
 		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 
 const (
 	// writeStep is written under one deadline: a slow peer may take long over a
-	// large rumor, one that takes nothing for writeStall is stuck.
+	// large rumor, one that takes nothing for writeStall is stuck, and so is one
+	// that acknowledges nothing for as long.
 	writeStep  = 256 << 10
 	writeStall = 30 * time.Second
 
@@ -25,28 +26,10 @@ const (
 	linkRetryMax = 5 * time.Second
 )
 
-var errLeft = errors.New("peer said goodbye")
-
-// spoken is a rumor to be sent, shared by all streams. The first that sends it
-// makes its bytes, so one that is replaced before costs none, and the bytes of a
-// tree serve until the tree has changed.
-type spoken struct {
-	gossip.Rumor
-	tree, frame func() []byte
-}
-
-func newSpoken(r gossip.Rumor, last *spoken) *spoken {
-	s := &spoken{Rumor: r}
-	if last != nil && last.Tree == r.Tree {
-		s.tree = last.tree
-	} else {
-		s.tree = sync.OnceValue(func() []byte { return r.Tree.AppendBinary(nil) })
-	}
-	s.frame = sync.OnceValue(func() []byte {
-		return frame(frameRumor, append(r.AppendHead(make([]byte, frameHeader)), s.tree()...))
-	})
-	return s
-}
+var (
+	errLeft  = errors.New("peer said goodbye")
+	errStuck = errors.New("peer acknowledges nothing")
+)
 
 // stream is the rumor connection to one peer. What waits to be sent is one slot of
 // each kind, the newest wins, so nothing ever waits for the peer but its writer.
@@ -60,9 +43,13 @@ type stream struct {
 	gone   chan struct{} // closed when the stream has ended for everyone
 
 	mu      sync.Mutex
-	hung    bool // reading is to end
-	rumor   *spoken
+	hung    bool   // reading is to end
+	speak   bool   // there is something new to say
+	held    hold   // by the peer, when all that was sent has arrived
+	sent    uint64 // version of the latest rumor sent
+	amended uint64 // of the latest when held was put right
 	ack     *ack
+	hold    *hold
 	goodbye bool
 	timed   ack       // the rumor whose ack gives the next round trip
 	timedAt time.Time // zero: none is under way
@@ -91,6 +78,8 @@ func (s *stream) run() {
 		defer close(written)
 		s.write()
 	}()
+	life, told := s.mesh.cfg.Told(s.peer.Name)
+	s.give(func() { s.hold = &hold{life: life, told: told} })
 	err := s.read()
 	s.conn.Close()
 	close(s.done)
@@ -150,13 +139,16 @@ func (s *stream) write() {
 			return
 		}
 		s.mu.Lock()
-		a, rumor, goodbye := s.ack, s.rumor, s.goodbye
-		s.ack, s.rumor = nil, nil
+		a, h, speak, goodbye := s.ack, s.hold, s.speak, s.goodbye
+		s.ack, s.hold, s.speak = nil, nil, false
 		s.mu.Unlock()
 		if a != nil && s.send(a.frame()) != nil {
 			return
 		}
-		if rumor != nil && s.sendRumor(rumor) != nil {
+		if h != nil && s.send(h.frame()) != nil {
+			return
+		}
+		if speak && s.sendRumor() != nil {
 			return
 		}
 		if goodbye {
@@ -170,8 +162,22 @@ func (s *stream) write() {
 	}
 }
 
-func (s *stream) sendRumor(r *spoken) error {
-	b := r.frame()
+// sendRumor sends what the peer does not know yet. The stream loses nothing, so what
+// was sent is what the peer holds, unless it says otherwise.
+func (s *stream) sendRumor() error {
+	s.mu.Lock()
+	if !s.timedAt.IsZero() && time.Since(s.timedAt) > writeStall+s.mesh.port.roundTrip() {
+		s.mu.Unlock()
+		return errStuck // it takes small rumors into the buffers of its connection, and reads none
+	}
+	r, encode := s.mesh.speech.since(s.held.life, s.held.told)
+	if r == nil || r.Version == s.sent {
+		s.mu.Unlock()
+		return nil
+	}
+	s.held, s.sent = hold{life: r.Life, told: r.Version}, r.Version
+	s.mu.Unlock()
+	b := encode()
 	tail := max(0, len(b)-writeStep)
 	if err := s.send(b[:tail]); err != nil {
 		return err
@@ -223,6 +229,8 @@ func (s *stream) read() error {
 			err = s.hear(payload)
 		case frameAck:
 			err = s.acked(payload)
+		case frameHold:
+			err = s.holds(payload)
 		case frameGoodbye:
 			return errLeft
 		}
@@ -243,6 +251,9 @@ func (s *stream) hear(payload []byte) error {
 	s.mesh.count(s.peer, 0, frameHeader+len(payload))
 	s.give(func() { s.ack = &ack{r.Life, r.Version} })
 	s.mesh.cfg.OnRumor(r)
+	if life, told := s.mesh.cfg.Told(r.Author); life != r.Life || told < r.Version {
+		s.give(func() { s.hold = &hold{life: life, told: told, answers: r.Version} })
+	}
 	s.mesh.heard(s.peer, r.Life)
 	return nil
 }
@@ -262,6 +273,25 @@ func (s *stream) acked(payload []byte) error {
 	if hit {
 		s.mesh.observe(s.peer, time.Since(at))
 	}
+	return nil
+}
+
+// holds takes in what the peer holds: at first, when it is what the first rumor can
+// build on, and later when a rumor was of no use to it, for what it has missed or
+// forgotten. What was on its way by then is of no use either, and not answered anew.
+func (s *stream) holds(payload []byte) error {
+	h, err := decodeHold(payload)
+	if err != nil {
+		return err
+	}
+	s.give(func() {
+		switch {
+		case h.answers > s.amended:
+			s.held, s.amended = h, s.sent
+		case h.answers == 0 && s.sent == 0:
+			s.held, s.speak = h, true
+		}
+	})
 	return nil
 }
 
@@ -377,9 +407,6 @@ func (m *Mesh) attach(s *stream) bool {
 	p.stream, p.Trouble = s, ""
 	back := p.State == StateSuspect
 	told := m.present(p)
-	if m.latest != nil {
-		s.give(func() { s.rumor = m.latest })
-	}
 	m.mu.Unlock()
 	if back {
 		m.log.Info("peer is back", "peer", p.Name)
