@@ -123,3 +123,12 @@ func (v *View) takeID() int {
 	v.ids[id] = true
 	return id
 }
+
+// Told returns which version of a peer's tree, and of which life, is held, for the
+// peer to tell what has changed since; 0: none that a change could be applied to.
+func (v *View) Told(peer string) (life, version uint64) {
+	if p := v.byName[peer]; p != nil {
+		return p.life, p.told.version
+	}
+	return 0, 0
+}
