@@ -181,6 +181,10 @@ func newDaemon(cfg Config) (*Daemon, error) {
 	}
 	m.OnRemembered = d.remembered
 	m.Naming = mesh.Naming{Scheme: prefix.Scheme, BlockBytes: prefix.BlockBytes, Key: cfg.Key.Fingerprint()}
+	m.Told = func(peer string) (life, version uint64) {
+		d.locked(func(_ time.Time, n *node.Node) { life, version = n.Told(peer) })
+		return life, version
+	}
 	m.OnLeave = func(peer string, died bool) {
 		what := "peer left"
 		if died {

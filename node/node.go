@@ -321,6 +321,10 @@ func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
 	return n.view.Hear(now, r)
 }
 
+// Told returns which version of peer's tree, and of which life, is held here: the
+// peer tells what has changed since. 0: none.
+func (n *Node) Told(peer string) (life, version uint64) { return n.view.Told(peer) }
+
 // Forget drops what is believed of a peer that has left the cluster.
 func (n *Node) Forget(peer string) { n.view.Forget(peer) }
 

@@ -118,7 +118,7 @@ func (f *serveFlags) groups() []flagGroup {
 			s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
 			s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
 			s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
-			s.StringVar(&f.gossip, "gossip", "paper", "`mode`: paper sends the complete tree to every peer each interval")
+			s.StringVar(&f.gossip, "gossip", "delta", "`mode`: delta tells each peer what has changed since what it holds, paper the complete tree each interval")
 			s.StringVar(&f.cert.Cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides); it is for --name, and read again when it changes, as the next three are")
 			s.StringVar(&f.cert.Key, "peer-key", "", "key `file` of this node")
 			s.StringVar(&f.cert.CA, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
@@ -173,6 +173,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	}()
 	cfg = f.daemon
 	cfg.Node, cfg.Mesh, cfg.Log = f.node, f.mesh, log
+	cfg.Mesh.Whole = f.gossip == "paper"
 	if cfg.Node.Policy, err = route.ByName(f.policy); err != nil {
 		return cfg, nil, misuse("--policy: %w", err)
 	}
@@ -228,7 +229,7 @@ func (f *serveFlags) check() error {
 		{f.emulated.BlockTokens > 0, "block-tokens", "at least 1"},
 		{slices.Contains(probe.Kinds(), probe.Kind(f.engineKind)), "engine-kind", "auto, vllm, sglang, llamacpp, ollama or openai"},
 		{!f.inProcess() || f.engineKind == string(probe.Auto), "engine", "a URL where --engine-kind is given"},
-		{f.gossip == "paper", "gossip", "paper"},
+		{f.gossip == "delta" || f.gossip == "paper", "gossip", "delta or paper"},
 	} {
 		if !c.ok {
 			return misuse("--%s must be %s", c.flag, c.expected)
