@@ -136,10 +136,13 @@ func TestG12CountersAfterAborts(t *testing.T) {
 				}
 			}
 		}
-		for i := range 20 {
-			at := string(rune('A' + i%3))
-			if r := c.askAt(t.Context(), at, http.MethodPost, chatPath, long("law", 50, "")); r.status != 200 || r.node() != "B" {
-				t.Errorf("asked at %s: %d from %q", at, r.status, r.node())
+		for i := range 200 { // what B holds goes to B, and what nobody holds stays
+			at, topic, want := string(rune('A'+i%3)), "law", "B"
+			if i/3%2 == 1 {
+				topic, want = fmt.Sprint("of its own ", i), at
+			}
+			if r := c.askAt(t.Context(), at, http.MethodPost, chatPath, long(topic, 50, "")); r.status != 200 || r.node() != want {
+				t.Errorf("%s, asked at %s: %d from %q", topic, at, r.status, r.node())
 			}
 		}
 	}, policy(t, "longest+pushback"), func(c *daemon.Config) { c.Node.QueueThreshold = 500 })
