@@ -34,16 +34,16 @@ var layers = map[string][]string{
 	"engine/probe":    {},
 	"engine/builtin":  {"engine/openai"},
 	"engine/kvevents": {"prefix"},
-	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/openai"},
+	"engine/emulated": {"prefix", "tokens", "dialect", "emulate", "engine/kvevents", "engine/openai"},
 	"mesh":            {"gossip", "mesh/cert"},
 	"mesh/cert":       {},
 	"mesh/memnet":     {},
 	"report":          {},
 	"workload":        {"prefix", "tokens"},
 	"experiment":      {"prefix", "emulate", "sim", "report", "workload"},
-	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "engine/probe", "mesh"},
+	"daemon":          {"prefix", "route", "gossip", "dialect", "node", "engine", "engine/probe", "engine/kvevents", "mesh"},
 	"cases":           {},
-	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "engine/probe", "mesh", "mesh/cert", "workload", "daemon"},
+	"cmd/hearsay":     {"prefix", "tokens", "dialect", "route", "gossip", "node", "emulate", "sim", "report", "experiment", "engine", "engine/builtin", "engine/emulated", "engine/kvevents", "engine/probe", "mesh", "mesh/cert", "workload", "daemon"},
 }
 
 // pure packages are told the time and their chance: they read no clock, start

@@ -11,7 +11,11 @@ type cache struct {
 	index  map[prefix.Hash]int32
 	blocks []cacheBlock // blocks[0] is both ends of the list
 	free   int32        // unused blocks, linked by newer
-	pinned int          // blocks with pins
+
+	record  bool // of changes, see Engine.Record
+	changes []Change
+
+	pinned int // blocks with pins
 }
 
 type cacheBlock struct {
@@ -21,7 +25,7 @@ type cacheBlock struct {
 }
 
 func (c *cache) reset() {
-	*c = cache{index: map[prefix.Hash]int32{}, blocks: make([]cacheBlock, 1)}
+	*c = cache{record: c.record, index: map[prefix.Hash]int32{}, blocks: make([]cacheBlock, 1)}
 }
 
 func (c *cache) len() int { return len(c.index) }
@@ -86,6 +90,7 @@ func (c *cache) evict() bool {
 		return false
 	}
 	c.unlink(i)
+	c.note(c.blocks[i].hash, false)
 	delete(c.index, c.blocks[i].hash)
 	c.blocks[i] = cacheBlock{newer: c.free}
 	c.free = i
@@ -110,7 +115,14 @@ func (c *cache) add(h prefix.Hash) int32 {
 	}
 	c.blocks[i] = cacheBlock{hash: h, newer: i, older: i}
 	c.index[h] = i
+	c.note(h, true)
 	return i
+}
+
+func (c *cache) note(h prefix.Hash, stored bool) {
+	if c.record {
+		c.changes = append(c.changes, Change{h, stored})
+	}
 }
 
 // link puts i into the list as the next newer one than older.

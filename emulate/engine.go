@@ -52,6 +52,12 @@ type Event struct {
 	Cached int // prompt tokens that its prefill found cached
 }
 
+// A Change is one of the cache: a block can be found from now on, or no longer.
+type Change struct {
+	Block  prefix.Hash
+	Stored bool
+}
+
 // An Engine emulates one LLM server. It is not safe for concurrent use. Create it
 // with New.
 type Engine struct {
@@ -180,6 +186,17 @@ func (e *Engine) Restart() []uint64 {
 	e.cache.reset()
 	e.running, e.waiting, e.prefill, e.reserved = nil, nil, nil, 0
 	return lost
+}
+
+// Record has the engine note what changes in its cache from now on, for Changes. A
+// restart is no change: all blocks are gone.
+func (e *Engine) Record() { e.cache.record = true }
+
+// Changes returns what has changed since it was last called, in order.
+func (e *Engine) Changes() []Change {
+	changes := e.cache.changes
+	e.cache.changes = nil
+	return changes
 }
 
 // Slow makes whatever begins from now on take factor times as long; 1 is normal.

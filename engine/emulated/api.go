@@ -59,7 +59,8 @@ func (e *Engine) Generate(ctx context.Context, c *openai.Call) (openai.Stream, e
 	p.Scope.Model = e.cfg.Name // also where the request does not say
 	root := prefix.Key(nil).Root(p.Scope)
 	a := &answer{engine: e, ctx: ctx, prompt: len(ids), script: newScript(xxh3.HashSeed(p.Text, uint64(root)), c.MaxTokens, c.Stop)}
-	a.id, a.events, err = e.submit(c.Arrived, emulate.Job{Chain: name(root, ids, e.cfg.BlockTokens), Tokens: a.prompt, Output: a.script.tokens})
+	chain := name(root, ids, e.cfg.BlockTokens)
+	a.id, a.events, err = e.submit(c.Arrived, emulate.Job{Chain: chain, Tokens: a.prompt, Output: a.script.tokens}, told{chain, ids, p.Scope})
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/emulate"
+	"github.com/hearsay-project/hearsay/engine/kvevents"
 	"github.com/hearsay-project/hearsay/engine/openai"
 )
 
@@ -40,6 +41,10 @@ type Config struct {
 	// it has to tell what was cached: see Dialects. Empty: none, and all is told.
 	Dialect string
 	Bare    bool // started without the flags that have that engine tell it, and give its metrics
+
+	// Publisher is told of each change of the cache, as vLLM tells of its own; nil:
+	// nobody is. It is the caller's to close, after the engine.
+	Publisher *kvevents.Publisher
 
 	// QueueMax is the number of requests beyond a full batch that may wait for
 	// their turn; one more is refused with 429. Default 64.
@@ -105,6 +110,7 @@ type Engine struct {
 	now    time.Time // up to which the model has been carried
 	lastID uint64
 	jobs   map[uint64]job
+	told   map[uint64]told // of jobs, where there is a Publisher
 	done   counters
 }
 
@@ -120,7 +126,10 @@ func Open(c Config) (*Engine, error) {
 	e := &Engine{
 		cfg: c, started: time.Now(),
 		wake: make(chan struct{}, 1), ended: make(chan struct{}),
-		model: emulate.New(c.Profile, c.BlockTokens), jobs: map[uint64]job{},
+		model: emulate.New(c.Profile, c.BlockTokens), jobs: map[uint64]job{}, told: map[uint64]told{},
+	}
+	if c.Publisher != nil {
+		e.model.Record()
 	}
 	e.model.Slow(c.TimeScale)
 	go e.drive()
@@ -184,16 +193,31 @@ func (e *Engine) carry(now time.Time) {
 	if now.After(e.now) {
 		e.now = now
 	}
-	for _, event := range e.model.Step(e.now) {
+	var firsts []uint64
+	happened := e.model.Step(e.now)
+	for _, event := range happened {
+		if event.Kind == emulate.FirstToken {
+			firsts = append(firsts, event.ID)
+		}
+	}
+	if e.cfg.Publisher != nil {
+		e.publish(e.now, firsts)
+	}
+	for _, event := range happened {
 		e.jobs[event.ID] <- event
 		if event.Kind == emulate.Done {
-			delete(e.jobs, event.ID)
+			e.forget(event.ID)
 		}
 	}
 }
 
+func (e *Engine) forget(id uint64) {
+	delete(e.jobs, id)
+	delete(e.told, id)
+}
+
 // submit queues a request that came at arrived.
-func (e *Engine) submit(arrived time.Time, j emulate.Job) (id uint64, events job, err error) {
+func (e *Engine) submit(arrived time.Time, j emulate.Job, t told) (id uint64, events job, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
@@ -207,6 +231,9 @@ func (e *Engine) submit(arrived time.Time, j emulate.Job) (id uint64, events job
 	j.ID = e.lastID
 	events = make(job, 2) // one of each emulate.Kind
 	e.jobs[j.ID] = events
+	if e.cfg.Publisher != nil {
+		e.told[j.ID] = t
+	}
 	e.model.Submit(e.now, j)
 	e.poke()
 	return j.ID, events, nil
@@ -221,7 +248,7 @@ func (e *Engine) leave(id uint64) {
 	}
 	e.carry(time.Now())
 	e.model.Cancel(e.now, id)
-	delete(e.jobs, id)
+	e.forget(id)
 	e.poke()
 }
 

@@ -392,7 +392,7 @@ func TestMistakesAreRefused(t *testing.T) {
 			{"/v1/chat/completions", `{"messages":[{"role":"user","content":"a"},{"role":"king"}]}`, 400, "messages[1].role"},
 			{"/v1/models", `{}`, 405, nil},
 			{"/v1/rerank", `{}`, 404, nil},
-			{"/tokenize", `{"prompt":"a"}`, 404, nil},
+			{"/rerank", `{"prompt":"a"}`, 404, nil},
 		} {
 			resp, err := post(t.Context(), e, tc.path, tc.body)
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -96,6 +97,21 @@ func TestRecordedFrames(t *testing.T) {
 				t.Errorf("%s: %v (-want +got)\n%s", name, err, diff)
 			}
 		}
+	}
+}
+
+// What is written here is read as it was.
+func TestEncodedIsDecoded(t *testing.T) {
+	want := []Event{
+		{Kind: Stored, Counts: true, Hashes: []uint64{1, 1 << 63}, BlockSize: 2, Tokens: []uint32{1, 200, 70_000, 1 << 31}, Adapter: "a", Salt: "s"},
+		{Kind: Stored, Counts: true, Hashes: []uint64{7}, Parent: 1 << 63, HasParent: true, BlockSize: 1, Tokens: []uint32{0}, Group: 3},
+		{Kind: Removed, Counts: true, Hashes: []uint64{7, 1}, Group: 3},
+		{Kind: Cleared, Counts: true},
+		{Kind: Unknown},
+	}
+	got, err := new(Decoder).Decode(AppendBatch(nil, time.Unix(1, 5), want))
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
+		t.Errorf("%v (-want +got)\n%s", err, diff)
 	}
 }
 
