@@ -219,6 +219,8 @@ func TestEmulatedMisuse(t *testing.T) {
 		{serve + "emulated --time-scale 0", "--time-scale must be above 0"},
 		{serve + "emulated --block-tokens 9999", "choose 1 to 512"},
 		{serve + "builtin --time-scale 0.5", "--engine must be emulated where"},
+		{serve + "http://127.0.0.1:1 --engine-kind tgi", "--engine-kind must be auto, vllm, sglang, llamacpp, ollama or openai"},
+		{serve + "builtin --engine-kind vllm", "--engine must be a URL where --engine-kind is given"},
 	} {
 		cmd := rootCommand()
 		cmd.SetArgs(strings.Fields(tc.args))
