@@ -32,6 +32,8 @@ type failure struct {
 	ran      bool          // an engine may have worked on the request: another try repeats it
 	doubt    bool          // the node is to be doubted
 	pause    time.Duration // the node asked for no more for so long
+	bounced  bool          // the node would have served the request late
+	backlog  time.Duration // of a node that bounced it
 	answer   *answer       // what it said, to be passed on where nobody does better
 }
 
@@ -113,6 +115,9 @@ func (d *Daemon) outgoing(ctx context.Context, q *request, decision node.Decisio
 		d.authorize(out.Header)
 	} else {
 		out.Header.Set(hopHeader, d.cfg.Node.Name)
+		if q.flight != nil {
+			writePromise(out.Header, q.promise)
+		}
 		out.Header.Set(deadlineHeader, strconv.FormatInt(max(1, (time.Until(q.deadline)-deadlineMargin).Milliseconds()), 10))
 	}
 	return out, nil
@@ -142,6 +147,7 @@ func (d *Daemon) askEngine(a *answer, q *request, out *http.Request) (err error)
 		d.locked(func(now time.Time, n *node.Node) {
 			d.inFlight--
 			n.Queued(now, d.depth())
+			d.warmNext(now, n)
 		})
 	}
 	begun := time.Now()
@@ -199,6 +205,10 @@ func (d *Daemon) judge(a *answer, decision node.Decision) *failure {
 	status, header := a.resp.StatusCode, a.resp.Header
 	f := &failure{error: fmt.Errorf("%s answers with status %d", decision.Node, status)}
 	switch code := header.Get(refusedHeader); {
+	case code == codeBounced && !decision.Self:
+		f.bounced = true
+		f.backlog, f.pause = readBounce(header)
+		return f
 	case code != "" && !decision.Self:
 		f.error = fmt.Errorf("%s refuses: %s", decision.Node, code)
 		f.doubt = code == codeUnavailable || code == codeStuck

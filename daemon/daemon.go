@@ -112,6 +112,7 @@ type Daemon struct {
 	apiKeys map[[sha256.Size]byte]struct{}
 	prober  *probe.Prober // for the goroutine that probes
 	wake    chan struct{} // has the engine probed at once
+	toWarm  chan struct{} // has warming looked at
 	gone    *sync.Cond    // on mu: a request has ended
 
 	// mu guards what follows. It is taken in the method locked, and never held
@@ -124,8 +125,12 @@ type Daemon struct {
 	inFlight int                   // of them, those at its engine
 	forwards map[*forward]struct{} // of them, those waiting for a peer's first byte
 	closing  bool                  // leaving: not ready
-	drained  bool                  // the time for what runs is over
-	closed   bool                  // takes no request
+	warming  *warming              // under way, or about to be; nil else
+	spare    spare
+	bounces  int // of this node's forwards, by peers
+	recent   decisions
+	drained  bool // the time for what runs is over
+	closed   bool // takes no request
 }
 
 // New checks the configuration and joins the mesh: rumors and forwarded
@@ -152,6 +157,7 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		bodies:   semaphore.NewWeighted(cfg.BodiesMax),
 		apiKeys:  map[[sha256.Size]byte]struct{}{},
 		wake:     make(chan struct{}, 1),
+		toWarm:   make(chan struct{}, 1),
 		forwards: map[*forward]struct{}{},
 	}
 	d.prober = probe.New(cfg.Engine, cfg.EngineKind, d.authorize)
@@ -222,6 +228,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
+		d.warmEvery(ctx)
+		return nil
+	})
+	group.Go(func() error {
 		d.tellTroubles(ctx)
 		return nil
 	})
@@ -250,8 +260,14 @@ func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 // to peers that have fallen silent (section 3.3).
 func (d *Daemon) speak() {
 	var rumor gossip.Rumor
-	leaving := d.leavingPeers()
+	peers := d.mesh.Peers()
+	leaving := leaving(peers)
 	d.locked(func(now time.Time, n *node.Node) {
+		for _, p := range peers {
+			if p.RTT > 0 {
+				n.SetTrip(p.Name, p.RTT)
+			}
+		}
 		rumor = n.Speak(now)
 		for f := range d.forwards {
 			if n.Suspected(now, f.peer) && !leaving[f.peer] {
@@ -275,16 +291,15 @@ func (d *Daemon) survived(where string) {
 	}
 }
 
-// leavingPeers are those that said goodbye: silent, but they finish what they
-// were sent.
-func (d *Daemon) leavingPeers() map[string]bool {
-	leaving := map[string]bool{}
-	for _, p := range d.mesh.Peers() {
+// leaving are those that said goodbye: silent, but they finish what they were sent.
+func leaving(peers []mesh.Peer) map[string]bool {
+	left := map[string]bool{}
+	for _, p := range peers {
 		if p.State == mesh.StateLeft {
-			leaving[p.Name] = true
+			left[p.Name] = true
 		}
 	}
-	return leaving
+	return left
 }
 
 // shutdown tells peers at once to send nothing more, waits for what runs as long as

@@ -17,6 +17,8 @@ const (
 	ownHeaders     = "Hearsay-"
 	hopHeader      = "Hearsay-Hop"             // on a forwarded request: the node that a client asked
 	deadlineHeader = "Hearsay-Deadline"        // on a forwarded request: milliseconds that its client's node still waits
+	promiseHeader  = "Hearsay-Promise"         // on a forwarded request: what its client's node expects
+	reportHeader   = "Hearsay-Report"          // on an answer to a peer: what that one learns from
 	resumedHeader  = "Hearsay-Resumed"         // an answer's trailer: the nodes that gave it again, when it had broken off
 	refusedHeader  = "Hearsay-Refused"         // on an answer to a peer: its node did not let the engine see the request, and why
 	nodeHeader     = "Hearsay-Node"            // on an answer: the node whose engine gave it

@@ -30,7 +30,7 @@ func newMetrics(d *Daemon) *metrics {
 		registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "hearsay_requests_total",
-			Help: "Requests that ended, by outcome (ok, rejected, refused, broken, cancelled) and hop (local, forwarded, received).",
+			Help: "Requests that ended, by outcome (ok, rejected, refused, bounced, broken, cancelled) and hop (local, forwarded, received).",
 		}, []string{"outcome", "hop"}),
 		promptTokens: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "hearsay_prompt_tokens_total",
@@ -153,6 +153,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		emit(prometheus.GaugeValue, descKV, float64(s.CapacityTokens))
 	}
 	emit(prometheus.CounterValue, descRestarts, float64(s.Engine.Restarts+s.Engine.Losses))
+	s.Economy.collect(emit)
 	for _, p := range s.Peers {
 		if p.RumorAgeMS >= 0 {
 			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)
@@ -175,4 +176,32 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	rumors := c.d.mesh.Stats()
 	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesSent), "sent")
 	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesReceived), "received")
+}
+
+var (
+	descFlights  = desc("hearsay_flights", "Requests under way, at this node's engine and at peers.")
+	descBounces  = desc("hearsay_bounces_total", "Forwards that were refused as they would have been served late, by direction (given by this node, taken by it).", "direction")
+	descWarmings = desc("hearsay_warmings_total", "Prefixes that this node had its engine compute unasked, by outcome (done, given_up).", "outcome")
+	descWarmed   = desc("hearsay_warmed_tokens_total", "Prompt tokens that the engine computed for them.")
+	descBase     = desc("hearsay_prefill_base_seconds", "What a prefill takes on this node's engine, as learnt, beside its tokens.")
+	descPerToken = desc("hearsay_prefill_token_seconds", "What each prompt token adds to it that is not cached.")
+	descTrip     = desc("hearsay_peer_trip_seconds", "What a forward to a peer takes there and back, as learnt, beside its bytes.", "peer")
+	descTruth    = desc("hearsay_peer_truth", "How much of what a peer is said to hold it held, 0 to 1.", "peer")
+)
+
+func (s EconomyStatus) collect(emit func(kind prometheus.ValueType, desc *prometheus.Desc, v float64, labels ...string)) {
+	emit(prometheus.GaugeValue, descFlights, float64(s.Flights))
+	emit(prometheus.CounterValue, descBounces, float64(s.BouncedOff), "given")
+	emit(prometheus.CounterValue, descBounces, float64(s.Bounced), "taken")
+	emit(prometheus.CounterValue, descWarmings, float64(s.WarmedPrefixes), "done")
+	emit(prometheus.CounterValue, descWarmings, float64(s.WarmedGivenUp), "given_up")
+	emit(prometheus.CounterValue, descWarmed, float64(s.WarmedTokens))
+	if s.Samples > 0 {
+		emit(prometheus.GaugeValue, descBase, s.Base/1000)
+		emit(prometheus.GaugeValue, descPerToken, s.PerToken/1000)
+	}
+	for _, p := range s.Peers {
+		emit(prometheus.GaugeValue, descTrip, p.TripMS/1000, p.Name)
+		emit(prometheus.GaugeValue, descTruth, p.Truth, p.Name)
+	}
 }

@@ -32,6 +32,7 @@ type unreadableError struct{ error }
 // The codes of errors that tell a peer something too, in refusedHeader: that no
 // engine has seen the request.
 const (
+	codeBounced     = "bounced"
 	codeFull        = "queue_full"
 	codeHeld        = "memory_full"
 	codeClosed      = "shutting_down"
@@ -73,6 +74,8 @@ func (d *Daemon) explain(err error, q *request) refusal {
 		return refusal{408, "request_timeout", fmt.Sprintf("the request's body did not arrive within %v", bodyTimeout), false, true}
 	case errors.Is(err, errFull):
 		return refusal{429, codeFull, "this node's queue is full and no peer took the request; try again later", true, true}
+	case errors.Is(err, errBounced):
+		return refusal{429, codeBounced, errBounced.Error(), false, true}
 	case errors.Is(err, errHeld):
 		return refusal{429, codeHeld, errHeld.Error() + " at this node; try again later", true, true}
 	case errors.Is(err, errClosed):

@@ -21,6 +21,7 @@ const (
 	outcomeOK        = "ok"
 	outcomeRejected  = "rejected"  // the engine answered with an error
 	outcomeRefused   = "refused"   // this node answered with an error
+	outcomeBounced   = "bounced"   // this node would have served a forward late
 	outcomeBroken    = "broken"    // cut off after the first byte
 	outcomeCancelled = "cancelled" // the client left
 )
@@ -45,17 +46,20 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
-	} else if decision.Self {
-		d.locked(func(now time.Time, n *node.Node) { n.Prefilled(now, q.route, nil) })
 	}
+	report := p.begin(decision, a)
 	copyEndToEnd(w.Header(), a.resp.Header)
 	w.Header().Del(refusedHeader)
+	w.Header().Del(reportHeader)
+	if q.hop != "" {
+		writeReport(w.Header(), report)
+	}
 	d.describe(w.Header(), q, decision)
 	q.answered = true
 	w.WriteHeader(res.status)
 
 	p.scanner = dialect.NewScanner(q.endpoint, a.resp.Header.Get)
-	if p.joiner = d.joinerFor(q, a.resp); p.joiner == nil {
+	if p.joiner = d.joinerFor(q, a.resp); p.joiner == nil && !d.mayWarm(q, decision) {
 		d.release(q)
 	}
 	upstream, client := p.pass()
@@ -86,6 +90,7 @@ type passage struct {
 	q       *request
 	scanner *dialect.Scanner
 	joiner  *dialect.Joiner // nil where the answer cannot be resumed
+	waits   bool            // for the first token, of an answer that began with less
 
 	from      node.Decision // who gives it now
 	answer    *answer
@@ -138,6 +143,7 @@ func (p *passage) send(control *http.ResponseController, out []byte) error {
 	_, _ = p.scanner.Write(out)
 	if p.ttft == 0 && p.scanner.Began() {
 		p.ttft = time.Since(p.q.arrived)
+		p.began()
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
 	if _, err := p.w.Write(out); err != nil {
@@ -160,12 +166,22 @@ func (d *Daemon) learn(q *request, res result, scanner *dialect.Scanner) {
 		PromptTokens: res.usage.Prompt,
 		CachedTokens: res.usage.Cached,
 		Promised:     res.decision.Match,
+		Flight:       q.flight,
+		Report:       q.report,
+	}
+	if !d.mayWarm(q, res.decision) {
+		out.Report.Others = 0 // none that this node could compute
 	}
 	if text, whole := scanner.Text(); whole && res.usage.Prompt > 0 {
 		out.Chain = append(slices.Clip(q.route.Chain), prefix.NewChain(q.last, q.read.Continue(text))...)
 		out.Tokens = res.usage.Prompt + res.usage.Completion
 	}
-	d.locked(func(now time.Time, n *node.Node) { n.Served(now, q.route, res.decision.Node, out) })
+	d.locked(func(now time.Time, n *node.Node) {
+		n.Served(now, q.route, res.decision.Node, out)
+		d.keep(n, q, q.flight)
+		q.flight = nil
+		d.warmNext(now, n)
+	})
 }
 
 // describe sets the headers that tell a client what was decided, and what to ask for

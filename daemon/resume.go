@@ -62,6 +62,7 @@ func (p *passage) resume(broken error) bool {
 			p.d.setAside(p.q, decision, failed)
 			continue
 		}
+		p.d.locked(p.q.settle) // of an answer in parts nothing is learnt
 		p.joiner.Again()
 		p.answer, p.from = a, decision
 		p.resumedAt = append(p.resumedAt, decision.Node)

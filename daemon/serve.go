@@ -37,6 +37,12 @@ type request struct {
 	route node.Request
 	last  prefix.Hash
 
+	flight  *node.Flight  // of the try under way, nil where it has no prompt
+	promise node.Promise  // of a forward: what it was sent here for, or is sent on with
+	report  node.Report   // of a forward: what this node says beside its answer, or was told
+	bounced bool          // by a peer already, or, of a forward, to be by this node
+	pause   time.Duration // of this node that bounces it
+
 	stay     string   // why it is to be served here, once that is settled
 	tried    []string // nodes
 	failed   *failure // of the last of them, or of the last whose engine gave a word
@@ -48,6 +54,9 @@ type request struct {
 // newRequest looks at a request that has just come, from a client or a peer.
 func newRequest(r *http.Request, hop string) *request {
 	q := &request{http: r, arrived: time.Now(), hop: hop}
+	if hop != "" {
+		q.promise = readPromise(r.Header)
+	}
 	known := plainPath(r.URL)
 	if known {
 		q.endpoint, known = dialect.Lookup(r.URL.Path)
@@ -66,6 +75,7 @@ func (d *Daemon) serve(w http.ResponseWriter, q *request) {
 	}
 	defer d.leave()
 	defer d.release(q)
+	defer d.locked(q.settle)
 	res := d.survive(w, q)
 	d.book(q, res)
 	if res.cut {
@@ -119,6 +129,9 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 		decision, able := d.decide(q)
 		if !able || slices.Contains(q.tried, decision.Node) {
 			return d.giveUp(w, q)
+		}
+		if q.bouncing() {
+			return d.bounce(w, q)
 		}
 		a, failed := d.ask(q, decision)
 		switch {
@@ -266,13 +279,20 @@ func (d *Daemon) decide(q *request) (decision node.Decision, able bool) {
 		asked := q.route
 		asked.Model = q.read.Model // as peers list it, an alias too
 		able = !q.named || n.ServesHere(asked.Model)
+		q.settle(now, n)
 		switch {
+		case q.hop != "" && q.route.Bytes > 0:
+			decision = d.admit(now, n, q)
 		case q.stay != "":
 			decision = n.Stay(q.route, q.stay)
 		case q.route.Bytes == 0 && len(q.tried) == 0 && n.Able(asked.Model):
 			decision = n.Stay(q.route, "nothing to route by")
 		default:
 			decision = n.Route(now, asked, q.tried...)
+			d.recent.add(now, q, decision, n.Considered())
+		}
+		if (able || !decision.Self) && !q.bouncing() && !slices.Contains(q.tried, decision.Node) {
+			d.dispatch(now, n, q, decision)
 		}
 	})
 	return decision, able || !decision.Self
@@ -296,14 +316,19 @@ func (d *Daemon) mayTryAgain(q *request, failed *failure) bool {
 // setAside notes why a node did not answer. One that failed is doubted; one that is
 // busy is left alone for as long as it says; one that refused said why.
 func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
+	q.tried = append(q.tried, decision.Node)
+	if failed.bounced {
+		d.turnBack(q, failed)
+		return
+	}
 	d.log.Warn("no answer", "request_id", q.http.Header.Get(requestIDHeader),
 		"node", decision.Node, "replay", failed.ran, "err", failed.error)
-	q.tried = append(q.tried, decision.Node)
 	failed.decision = decision
 	if !q.failed.engineSaid() || failed.engineSaid() {
 		q.failed = failed
 	}
 	d.locked(func(now time.Time, n *node.Node) {
+		q.settle(now, n)
 		switch {
 		case failed.pause > 0:
 			n.Busy(now, decision.Node, failed.pause)

@@ -31,6 +31,7 @@ type Status struct {
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Engine         EngineStatus       `json:"engine"`
 	Trouble        string             `json:"trouble"` // about this node's place among its peers, for its operator to mend
+	Economy        EconomyStatus      `json:"economy"` // what prices rest on
 	Peers          []PeerStatus       `json:"peers"`
 }
 
@@ -67,10 +68,10 @@ type PeerStatus struct {
 // numbers under the lock.
 func (d *Daemon) Status() Status {
 	var s node.Status
-	engineState, engineError, engine := "", "", EngineStatus{}
+	engineState, engineError, engine, economy := "", "", EngineStatus{}, EconomyStatus{}
 	d.locked(func(now time.Time, n *node.Node) {
 		s = n.Status(now)
-		engineState, engine = d.health.state(), d.engineStatus(s)
+		engineState, engine, economy = d.health.state(), d.engineStatus(s), d.economyStatus(now, n)
 		if d.health.err != nil {
 			engineError = d.health.err.Error()
 		}
@@ -82,6 +83,7 @@ func (d *Daemon) Status() Status {
 		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
 		EngineState: engineState, EngineError: engineError, Engine: engine, Models: append([]string{}, s.Models...), Trouble: d.mesh.Trouble(), Peers: []PeerStatus{},
+		Economy: economy,
 	}
 	heard := map[string]node.PeerStatus{}
 	for _, p := range s.Peers {

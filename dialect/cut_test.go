@@ -9,11 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// What Cut leaves begins as the whole does, as far as was asked but for a character,
-// or the head of a message, and is a request like the other in all that shapes its
-// prompt.
-func TestCutIsAPrefix(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
+// randomRequest returns one in text of all kinds, and how long a message's head may be.
+func randomRequest(rng *rand.Rand) (e Endpoint, request map[string]any, head int) {
 	words := func(n int) string {
 		var b strings.Builder
 		for range n {
@@ -31,30 +28,38 @@ func TestCutIsAPrefix(t *testing.T) {
 		}
 		return parts
 	}
+	request = map[string]any{"model": "m", "stream": true, "max_tokens": 99, "n": 3, "store": true, "user": "who", "cache_salt": "s"}
+	e = Endpoint{Dialect: []Dialect{Chat, Completion, LlamaCompletion}[rng.IntN(3)]}
+	switch {
+	case e.Dialect == Chat:
+		request["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{"name": words(3)}}}
+		messages := []any{map[string]any{"role": "system", "content": content()}}
+		for i := range rng.IntN(5) {
+			messages = append(messages, map[string]any{"role": []string{"user", "assistant"}[i%2], "content": content()})
+		}
+		request["messages"] = messages
+		head = len("\x1eassistant\x1f")
+	case rng.IntN(2) == 0:
+		ids := []int{}
+		for range 1 + rng.IntN(100) {
+			ids = append(ids, rng.IntN(1<<17))
+		}
+		request["prompt"] = ids
+	default:
+		request["prompt"] = words(1 + rng.IntN(200))
+	}
+	return e, request, head
+}
+
+// What Cut leaves begins as the whole does, as far as was asked but for a character,
+// or the head of a message, and is a request like the other in all that shapes its
+// prompt.
+func TestCutIsAPrefix(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
 	const rounds = 2000
 	cuts := 0
 	for range rounds {
-		request := map[string]any{"model": "m", "stream": true, "max_tokens": 99, "n": 3, "store": true, "user": "who", "cache_salt": "s"}
-		e := Endpoint{Dialect: []Dialect{Chat, Completion, LlamaCompletion}[rng.IntN(3)]}
-		head := 0
-		switch {
-		case e.Dialect == Chat:
-			request["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{"name": words(3)}}}
-			messages := []any{map[string]any{"role": "system", "content": content()}}
-			for i := range rng.IntN(5) {
-				messages = append(messages, map[string]any{"role": []string{"user", "assistant"}[i%2], "content": content()})
-			}
-			request["messages"] = messages
-			head = len("\x1eassistant\x1f")
-		case rng.IntN(2) == 0:
-			ids := []int{}
-			for range 1 + rng.IntN(100) {
-				ids = append(ids, rng.IntN(1<<17))
-			}
-			request["prompt"] = ids
-		default:
-			request["prompt"] = words(1 + rng.IntN(200))
-		}
+		e, request, head := randomRequest(rng)
 		body, _ := json.Marshal(request)
 		whole, err := Read(e, body)
 		if err != nil {
