@@ -27,7 +27,9 @@ type account struct {
 type belief struct {
 	rumor   *spoken // the newest that came, nil before the first
 	heard   time.Time
-	credits map[prefix.Hash]bool // blocks beyond the rumor's tree
+	tree    *prefix.Snapshot     // of the newest rumor that was of use, for it was whole or since what was held
+	told    uint64               // its version, 0 before the first
+	credits map[prefix.Hash]bool // blocks beyond the tree
 	failed  bool                 // a request to the peer was lost, and nothing good heard since
 }
 
@@ -70,8 +72,15 @@ func (k *checker) heard(m *member, r *spoken, news bool) {
 	if news != newer {
 		k.c.fail("%s takes version %d of %s for news: %v, want %v", m.name, r.Version, r.Author, news, newer)
 	}
-	if newer {
-		*b = belief{rumor: r, heard: k.c.now}
+	if !newer {
+		return
+	}
+	if b.rumor != nil && r.Life > b.rumor.Life {
+		*b = belief{}
+	}
+	b.rumor, b.heard, b.failed = r, k.c.now, false
+	if change := r.wire.Change; change == nil || b.told > 0 && change.Since <= b.told {
+		b.tree, b.told, b.credits = r.Tree, r.Version, nil
 	}
 }
 
@@ -87,7 +96,7 @@ func (k *checker) credited(m *member, peer int, chain prefix.Chain) {
 		return // what was never heard of is not believed in
 	}
 	for _, h := range chain {
-		if !b.rumor.Tree.Has(h) {
+		if !b.tree.Has(h) {
 			if b.credits == nil {
 				b.credits = map[prefix.Hash]bool{}
 			}
@@ -119,7 +128,7 @@ func (k *checker) routed(call *call, d node.Decision) {
 	if c.mode.name == "longest+pushback" && c.now.Before(b.heard.Add(b.rumor.Pause)) {
 		c.fail("request %d is sent to %s, which asked for a pause", call.index, d.Node)
 	}
-	match := call.Chain.Longest(func(h prefix.Hash) bool { return b.rumor.Tree.Has(h) || b.credits[h] })
+	match := call.Chain.Longest(func(h prefix.Hash) bool { return b.tree.Has(h) || b.credits[h] })
 	if match != d.Match {
 		c.fail("request %d is sent to %s for %d blocks; what is known of it are %d", call.index, d.Node, d.Match, match)
 	}
@@ -153,7 +162,7 @@ func (k *checker) holds(m *member) {
 	known := 0
 	for _, p := range s.Peers {
 		b := k.nodes[m.index].peers[c.index[p.Name]]
-		if b.rumor == nil || p.Life != b.rumor.Life || p.Version != b.rumor.Version || p.TreeBlocks != b.rumor.Tree.Len() || p.Credits != len(b.credits) {
+		if b.rumor == nil || p.Life != b.rumor.Life || p.Version != b.rumor.Version || p.TreeBlocks != b.tree.Len() || p.Credits != len(b.credits) {
 			c.fail("%s believes of %s version %d, %d blocks and %d credits; it cannot know that", m.name, p.Name, p.Version, p.TreeBlocks, p.Credits)
 			return
 		}
@@ -184,7 +193,7 @@ func (k *checker) atEnd() {
 		tree := peer.Speak(c.now).Tree
 		for _, m := range c.members {
 			b := k.nodes[m.index].peers[peer.index]
-			if m.up && m != peer && (b.rumor == nil || b.rumor.Tree != tree || len(b.credits) > 0) {
+			if m.up && m != peer && (b.rumor == nil || b.tree != tree || len(b.credits) > 0) {
 				c.fail("%s does not know the tree of %s two polls after the last fault", m.name, peer.name)
 			}
 		}

@@ -17,6 +17,7 @@ type cluster struct {
 	mode     mode
 	next     func() (Request, bool)
 	rng      *rand.Rand // of the network, the arrivals and the baselines
+	acks     *rand.Rand // of the loss of acks, so that the other chances stay as they are
 	now      time.Time
 	queue    queue
 	members  []*member
@@ -49,6 +50,8 @@ type member struct {
 	wake     time.Duration // when the engine is due next; 0 when no event is queued
 	linkFree time.Duration // until when its link is taken by transfers
 	stuck    *spoken       // what it tells for ever, if anything
+	journal  gossip.Journal
+	acked    []acked       // by index of the other node
 	calls    map[int]*call // that came to it and are open
 	jobs     map[uint64]*attempt
 	warming  *attempt // nil while none is under way
@@ -63,6 +66,7 @@ func newCluster(cfg Config, next func() (Request, bool)) *cluster {
 	c := &cluster{
 		cfg: cfg, mode: m, next: next, now: start,
 		rng:   rand.New(rand.NewPCG(cfg.Seed, 1)),
+		acks:  rand.New(rand.NewPCG(cfg.Seed, 0)),
 		index: map[string]int{},
 	}
 	c.stats.byNode = make([]int, cfg.Nodes)
@@ -104,6 +108,7 @@ func (c *cluster) start(m *member) {
 	}
 	m.Node = node.New(cfg)
 	m.up = true
+	c.connect(m)
 	m.calls, m.jobs, m.warming, m.peers = map[int]*call{}, map[uint64]*attempt{}, nil, nil
 	if m.engine == nil {
 		m.engine = emulate.New(c.cfg.Profile, c.cfg.BlockTokens)

@@ -46,7 +46,7 @@ func (c *cluster) fetching(e *event) {
 		}
 	default:
 		c.stats.fetched += e.rumor.bytes
-		news := origin.Hear(c.now, e.rumor.Rumor)
+		news := origin.Hear(c.now, e.rumor.wire)
 		if c.check != nil {
 			c.check.heard(origin, e.rumor, news)
 		}

@@ -13,10 +13,12 @@ const rumorBytesPerBlock = 9
 
 // A spoken rumor is under way, shared by all who will hear it.
 type spoken struct {
-	gossip.Rumor
-	author *member
-	bytes  int64
-	usage  emulate.Usage // of the author's engine, where rivals route
+	gossip.Rumor                    // with the whole tree
+	wire         gossip.Rumor       // as it is heard
+	told         map[uint64]*spoken // by the version that it starts from
+	author       *member
+	bytes        int64
+	usage        emulate.Usage // of the author's engine, where rivals route
 }
 
 // speak lets a node tell all others what it holds, and queues its next turn.
@@ -26,6 +28,9 @@ func (c *cluster) speak(m *member, life uint64) {
 		return
 	}
 	r := c.utter(m)
+	if !c.cfg.Whole {
+		m.journal.Add(r.Rumor)
+	}
 	// Neighbours that hear it at one time share an event; hear leaves out the speaker.
 	var group event
 	for to := range c.members {
@@ -35,16 +40,17 @@ func (c *cluster) speak(m *member, life uint64) {
 			}
 			continue
 		}
-		c.stats.rumors += r.bytes
+		told := c.since(r, c.holds(m, to, r.Life))
+		c.stats.rumors += told.bytes
 		for _, at := range c.trips(m.index, to) {
-			if group.rumor != nil && group.at == at && int(group.last) == to {
+			if group.rumor == told && group.at == at && int(group.last) == to {
 				group.last++
 				continue
 			}
 			if group.rumor != nil {
 				c.queue.push(group)
 			}
-			group = event{at: at, what: hear, node: int32(m.index), first: int32(to), last: int32(to) + 1, rumor: r}
+			group = event{at: at, what: hear, node: int32(m.index), first: int32(to), last: int32(to) + 1, rumor: told}
 		}
 	}
 	if group.rumor != nil {
@@ -86,7 +92,8 @@ func (c *cluster) hear(e *event) {
 			continue
 		}
 		m.SetTrip(e.rumor.Author, c.trip(int(e.node), int(to))+c.trip(int(to), int(e.node)))
-		news := m.Hear(c.now, e.rumor.Rumor)
+		news := m.Hear(c.now, e.rumor.wire)
+		c.ackTo(e.rumor, m)
 		if news && c.mode.usage {
 			m.note(e.rumor, len(c.members))
 		}
@@ -111,6 +118,7 @@ func (c *cluster) utter(m *member) *spoken {
 	head.Tree = nil
 	c.encoded = head.AppendBinary(c.encoded[:0])
 	r.bytes = int64(len(c.encoded) + rumorBytesPerBlock*r.Tree.Len())
+	r.wire = r.Rumor
 	if c.check != nil {
 		c.check.spoke(m, r)
 	}

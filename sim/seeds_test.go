@@ -18,7 +18,7 @@ func scenario(seed uint64) (Config, []Request) {
 	rng := rand.New(rand.NewPCG(seed, 99))
 	pick := func(of ...time.Duration) time.Duration { return of[rng.IntN(len(of))] }
 	cfg := Config{
-		Seed: seed, Nodes: 1 + rng.IntN(8), Check: true,
+		Seed: seed, Nodes: 1 + rng.IntN(8), Check: true, Whole: seed%4 == 0,
 		Policy:      Policies()[rng.IntN(len(Policies()))],
 		BlockTokens: []int{1, 16, 64, 512}[rng.IntN(4)],
 		Poll:        pick(20*time.Millisecond, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second),

@@ -48,6 +48,7 @@ type Config struct {
 	Feedback       Feedback        // what nodes make of what their engines report
 
 	Poll           time.Duration // between two rumors of a node; 500ms
+	Whole          bool          // every rumor has the whole tree, as the paper's; else what has changed since what each peer has acknowledged
 	NoWarming      bool          // engines compute nothing but what clients ask for
 	QueueThreshold int           // of push-back; the node's default
 
