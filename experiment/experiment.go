@@ -221,7 +221,7 @@ func (s *Set) simulate(ctx context.Context, of Scenario) (*Outcome, error) {
 	o.Result, err = sim.Run(sim.Config{
 		Nodes: of.Nodes, Policy: of.Policy, Seed: of.Seed,
 		Profile: s.profile, BlockTokens: of.BlockTokens, CapacityTokens: of.CacheTokens, TreeTokens: of.TreeTokens,
-		Poll: of.Poll, Network: sim.Network{Delay: of.Delay, Jitter: jitter}, Arrival: sim.Arrival{Clients: 1},
+		Poll: of.Poll, Whole: true, Network: sim.Network{Delay: of.Delay, Jitter: jitter}, Arrival: sim.Arrival{Clients: 1},
 		Stop: func() bool { return ctx.Err() != nil },
 		Trace: func(rec sim.Record) {
 			o.served[rec.Topic] = append(o.served[rec.Topic], byte(rec.Node))

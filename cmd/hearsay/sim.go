@@ -44,6 +44,7 @@ type simFlags struct {
 	policies []string
 	profile  string
 	capacity string
+	gossip   string
 	entry    string
 	regions  string
 	matrix   string
@@ -116,6 +117,7 @@ func (f *simFlags) clusterFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&f.cluster.Nodes, "nodes", 4, fmt.Sprintf("nodes of the cluster, 1 to %d", sim.MaxNodes))
 	flags.StringSliceVar(&f.policies, "policy", []string{"longest+pushback"}, "routing policies, separated by commas, see above")
 	flags.DurationVar(&f.cluster.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
+	flags.StringVar(&f.gossip, "gossip", "delta", "rumors of what has changed since what a peer has acknowledged (delta), or of the complete tree (paper)")
 	flags.IntVar(&f.cluster.QueueThreshold, "queue-threshold", 0, "requests at an engine above which its node asks for a pause (default 8)")
 	flags.StringVar(&f.profile, "profile", "paper", "timings of the engines, see above")
 	flags.StringVar(&f.capacity, "capacity", "", "`tokens` of each engine's cache, or unlimited (default the profile's)")
@@ -155,6 +157,10 @@ func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
 	if c.CapacityTokens, err = parseCapacity(f.capacity); err != nil {
 		return err
 	}
+	if f.gossip != "delta" && f.gossip != "paper" {
+		return fmt.Errorf("--gossip %q: choose delta or paper", f.gossip)
+	}
+	c.Whole = f.gossip == "paper"
 	if c.Entry, err = sim.ParseEntry(f.entry); err != nil {
 		return fmt.Errorf("--entry: %w", err)
 	}

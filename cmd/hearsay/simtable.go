@@ -120,7 +120,7 @@ func (f *simFlags) table(stream *workload.Stream, rows []simRow) string {
 	setting := [][2]string{
 		{"workload", fmt.Sprintf("%s, %d requests, %s, seed %d, %s, max tokens %d", f.source.Name, stream.Requests, f.arrivals(), c.Seed, repeats, f.source.Output)},
 		{"data", stream.Source},
-		{"cluster", fmt.Sprintf("%d nodes, entry %s, poll %v, pause above %d queued", c.Nodes, c.Entry, c.Poll, f.queueThreshold())},
+		{"cluster", fmt.Sprintf("%d nodes, entry %s, poll %v, gossip %s, pause above %d queued", c.Nodes, c.Entry, c.Poll, f.gossip, f.queueThreshold())},
 		{"network", fmt.Sprintf("delay %s, jitter %v; %s", delays, c.Network.Jitter, rumors)},
 		{"engines", fmt.Sprintf("cache of %d tokens, blocks of %d", c.CapacityTokens, c.BlockTokens)},
 		{"assumed", fmt.Sprintf("timings of profile %s: %s", c.Profile.Name, c.Profile.Source)},
