@@ -13,7 +13,6 @@ import (
 
 	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/node"
-	"github.com/hearsay-project/hearsay/prefix"
 )
 
 // The ways in which a request ends; metrics and logs use these words.
@@ -173,7 +172,7 @@ func (d *Daemon) learn(q *request, res result, scanner *dialect.Scanner) {
 		out.Report.Others = 0 // none that this node could compute
 	}
 	if text, whole := scanner.Text(); whole && res.usage.Prompt > 0 {
-		out.Chain = append(slices.Clip(q.route.Chain), prefix.NewChain(q.last, q.read.Continue(text))...)
+		out.Chain = q.route.Chain.Extend(q.root, q.read.Continue(text))
 		out.Tokens = res.usage.Prompt + res.usage.Completion
 	}
 	d.locked(func(now time.Time, n *node.Node) {

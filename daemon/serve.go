@@ -30,12 +30,12 @@ type request struct {
 	held int64  // its share of Config.BodiesMax
 
 	// What was read of it, where it could be: of the prompt's text only the bytes
-	// after its last whole block are kept, which with the answer go on from the
-	// hash last. route.Chain is empty where there is nothing to route by.
+	// after its last whole block are kept, which with the answer go on from
+	// route.Chain. That is empty where there is nothing to route by.
 	read  dialect.Request
 	named bool // read is meaningful
 	route node.Request
-	last  prefix.Hash
+	root  prefix.Hash // of its names
 
 	flight  *node.Flight  // of the try under way, nil where it has no prompt
 	promise node.Promise  // of a forward: what it was sent here for, or is sent on with
@@ -229,10 +229,7 @@ func (d *Daemon) name(q *request) error {
 	root := d.cfg.Key.Root(p.Scope)
 	chain := prefix.NewChain(root, p.Text)
 	q.route.Chain, q.route.Bytes = chain, len(p.Text)
-	q.last = root
-	if len(chain) > 0 {
-		q.last = chain[len(chain)-1]
-	}
+	q.root = root
 	q.read.Text = bytes.Clone(p.Text[len(chain)*prefix.BlockBytes:])
 	return nil
 }

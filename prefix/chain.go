@@ -72,22 +72,32 @@ func (k Key) Root(s Scope) Hash {
 	return Hash(binary.LittleEndian.Uint64(mac.Sum(nil)))
 }
 
-// NewChain names the whole blocks of text: h_i is the xxh3 of block i seeded
-// with h_{i-1}. It reads the text once and allocates the chain.
+// NewChain names the whole blocks of text: h_i is the xxh3 of block i seeded with
+// h_{i-1} + h_0. Names travel and h_0 does not, so who reads names and lacks the
+// cluster's secret can test no block of a text that he guesses, the first or a later
+// one. NewChain reads the text once and allocates the chain.
 //
 // xxh3 is not a cryptographic hash. Who knows the key can make two texts share a
-// name; the worst that comes of it is a prompt sent where it is not cached.
-func NewChain(root Hash, text []byte) Chain {
-	c := make(Chain, len(text)/BlockBytes)
+// name; the worst that comes of it is a prompt sent where it is not cached. And
+// that no shorter way leads from names and texts to h_0 than trying is not proven.
+func NewChain(root Hash, text []byte) Chain { return Chain(nil).Extend(root, text) }
+
+// Extend returns c, whose chain starts from root, and behind it the names of the
+// whole blocks of rest, which stands behind c's text. c is not changed.
+func (c Chain) Extend(root Hash, rest []byte) Chain {
 	h := root
-	for i := range c {
-		h = Hash(xxh3.HashSeed(text[i*BlockBytes:(i+1)*BlockBytes], uint64(h)))
+	if len(c) > 0 {
+		h = c[len(c)-1]
+	}
+	out := make(Chain, len(c)+len(rest)/BlockBytes)
+	for i := copy(out, c); i < len(out); i++ {
+		h = Hash(xxh3.HashSeed(rest[:BlockBytes], uint64(h+root)))
 		if h == 0 {
 			h = 1 // zero is no block: tables use it for an empty slot
 		}
-		c[i] = h
+		out[i], rest = h, rest[BlockBytes:]
 	}
-	return c
+	return out
 }
 
 // Longest returns how many leading blocks of c the set holds of which has tells

@@ -3,8 +3,10 @@ package prefix
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
+	"github.com/zeebo/xxh3"
 	"pgregory.net/rapid"
 )
 
@@ -18,7 +20,7 @@ func TestNamesAreFixed(t *testing.T) {
 	}{
 		{"root", root, 0xc1c80ea40fef4276},
 		{"root of nothing", Key(nil).Root(Scope{}), 0x1262ddf97b1de20e},
-		{"block 2", NewChain(root, bytes.Repeat([]byte("hearsay "), 16))[1], 0x7799598959f4dc7e},
+		{"block 2", NewChain(root, bytes.Repeat([]byte("hearsay "), 16))[1], 0xcc19259ffc55bc68},
 	} {
 		if test.got != test.want {
 			t.Errorf("%s is named %#x, want %#x", test.what, uint64(test.got), uint64(test.want))
@@ -48,6 +50,39 @@ func TestFingerprints(t *testing.T) {
 	}
 	if Key("secret").Fingerprint() == Key("Secret").Fingerprint() || Key(nil).Fingerprint() != "" {
 		t.Error("fingerprints do not tell keys apart")
+	}
+}
+
+// A chain that is extended is that of the whole text, however it is cut, and who
+// shares its beginning keeps it.
+func TestExtendedChainsAreWhole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		root := Hash(rapid.Uint64().Draw(t, "root"))
+		text := rapid.SliceOfN(rapid.Byte(), 0, 8*BlockBytes).Draw(t, "text")
+		whole := NewChain(root, text)
+		cut := rapid.IntRange(0, len(whole)).Draw(t, "cut")
+		head := whole[:cut]
+		if got := head.Extend(root, text[cut*BlockBytes:]); !slices.Equal(got, whole) {
+			t.Fatalf("cut at %d it is %x, whole %x", cut, got, whole)
+		}
+		head.Extend(root, make([]byte, 8*BlockBytes))
+		if again := NewChain(root, text); !slices.Equal(whole, again) {
+			t.Fatal("extending a chain has changed what lies behind it")
+		}
+	})
+}
+
+// Who sees the names of a rumor and not the root cannot test what text stands between
+// two of them: no name is the hash of its block under the name before it.
+func TestNamesDoNotTellTheirText(t *testing.T) {
+	text := bytes.Repeat([]byte("known to everyone "), 64)
+	root := Key("secret").Root(Scope{Model: "m"})
+	c := NewChain(root, text)
+	for i, before := range append(Chain{0}, c[:len(c)-1]...) {
+		block := text[i*BlockBytes : (i+1)*BlockBytes]
+		if Hash(xxh3.HashSeed(block, uint64(before))) == c[i] || NewChain(before, block)[0] == c[i] {
+			t.Errorf("block %d can be told from the names alone", i)
+		}
 	}
 }
 
