@@ -46,7 +46,7 @@ func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: d.rent}
 	f.uncached = max(f.tokens-d.Expected, 1)
 	if !d.forwarded {
-		n.asks.add(req.Chain)
+		n.ledger.ask(req.Chain)
 	}
 	n.flights++
 	if d.Node == n.cfg.Name {
@@ -55,6 +55,7 @@ func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 		n.pending = append(n.pending, f)
 		return f
 	}
+	n.ledger.owe(req.Chain, d.Match, d.rent.Seconds(), n.stay())
 	a := n.account(d.Node)
 	load, _ := n.view.Load(d.Node)
 	f.service = n.speedOf(load).prefill(f.uncached)
@@ -165,6 +166,9 @@ func (n *Node) Begun(now time.Time, f *Flight) {
 func (n *Node) backlog(now time.Time) time.Duration {
 	var total time.Duration
 	for i, f := range n.pending {
+		if f.warming && n.Yield(now) {
+			continue
+		}
 		if i > 0 {
 			total += f.service
 			continue

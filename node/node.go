@@ -55,7 +55,7 @@ type Node struct {
 	accounts  map[string]*account
 	flights   int // under way
 
-	asks      asks
+	ledger    ledger
 	wish      *wish         // nil where nothing is worth warming
 	warming   *Flight       // under way
 	allowance float64       // of tokens to warm
@@ -151,10 +151,8 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 		return n.Stay(req, "no other node is left")
 	}
 	i, reason := n.cfg.Policy.Choose(n.cands, n.cfg.Rand)
-	if n.priced && n.cands[i].Self {
-		if j := n.shed(req); j > 0 {
-			i, reason = j, "economic one copy is enough, at "+n.cands[j].Name
-		}
+	if n.priced && able {
+		i, reason = n.deal(now, req, tokens, i, reason)
 	}
 	if n.cands[i].Self && !able {
 		i, reason = route.Elsewhere(n.cands, n.cfg.Rand)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -14,6 +15,8 @@ const (
 	warmBurst = 1 << 14
 	// warmFor is how long a prefix that is worth warming waits for an idle engine.
 	warmFor = 10 * time.Second
+	// warmStep is about how long one request of a warming takes.
+	warmStep = time.Second
 	// warmMin blocks or less are not worth a request of their own.
 	warmMin = 4
 	// lookAhead is how many requests of this node a warmed prefix is expected to
@@ -57,7 +60,7 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 	w := wish{
 		of: f, req: f.req, blocks: depth, tokens: tokens, since: now,
 		rent: min(f.rent, n.speed.prefill(tokens)),
-		rate: n.asks.rate(f.req.Chain[depth-1]),
+		rate: n.ledger.rate(f.req.Chain, depth),
 	}
 	if n.worth(now, w) > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || n.worth(now, *n.wish) < n.worth(now, w)) {
 		n.wish = &w
@@ -106,6 +109,34 @@ func (n *Node) revive(req Request) {
 	}
 }
 
+// stay is how many requests of this node a prefix that is computed here can be
+// expected to stay, if nobody asks for it.
+func (n *Node) stay() float64 {
+	return min(lookAhead, float64(n.tree.Tokens()+n.tree.Room())/max(n.inflow.Value, 1))
+}
+
+// deal looks beyond this one request at what the policy chose, the i-th candidate.
+// What is held here and costs more room than it saves is asked for elsewhere, and
+// what has been asked for elsewhere at more than it would cost here is bought.
+func (n *Node) deal(now time.Time, req Request, tokens, i int, reason string) (int, string) {
+	c := n.cands[i]
+	if c.Self {
+		if j := n.shed(req); j > 0 {
+			return j, "economic one copy is enough, at " + n.cands[j].Name
+		}
+		return i, reason
+	}
+	had := n.priceHere(now, req, tokens, c.Match)
+	rent := (c.Price.Total() - had.Total()).Seconds()
+	price := (n.cands[0].Price.Total() - had.Total()).Seconds()
+	price += n.displaced(n.tokens(req, max(c.Match-n.cands[0].Match, 0)*prefix.BlockBytes)) * n.stay()
+	owed := n.ledger.owed(req.Chain, c.Match, n.stay())
+	if c.Match > n.cands[0].Match && rent > 0 && owed+rent >= price {
+		return 0, fmt.Sprintf("economic bought here for %.0fms, after trips of %.0fms", 1000*price, 1000*(owed+rent))
+	}
+	return i, reason
+}
+
 // shed returns the candidate that is to serve a request in the place of this node,
 // which holds its prefix too but keeps it at more than it saves; 0 where it is to
 // keep it. Of the nodes that hold the prefix all who ask agree on one that keeps it.
@@ -127,7 +158,7 @@ func (n *Node) shed(req Request) int {
 	if keeper == 0 {
 		return 0
 	}
-	saved := n.asks.rate(h) * (n.cands[keeper].Price.Total() - self.Price.Total()).Seconds()
+	saved := n.ledger.rate(req.Chain, depth) * (n.cands[keeper].Price.Total() - self.Price.Total()).Seconds()
 	cost := n.displaced(n.tokens(req, depth*prefix.BlockBytes))
 	if saved >= cost {
 		return 0
@@ -162,31 +193,52 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 	if w == nil || len(n.pending) > 0 || n.queue > 0 || n.warming != nil {
 		return Warming{}, false
 	}
-	n.wish = nil
 	have := n.tree.Match(w.req.Chain)
 	w.tokens = n.tokens(w.req, max(w.blocks-have, 0)*prefix.BlockBytes)
 	if now.Sub(w.since) > warmFor || w.blocks-have < warmMin || float64(w.tokens) > n.allowance || n.worth(now, *w) <= 0 || !n.Able(w.req.Model) {
+		n.wish = nil
 		return Warming{}, false
 	}
-	n.allowance -= float64(w.tokens)
+	blocks := w.blocks
+	if step := n.step(w.tokens); step < w.tokens {
+		blocks = have + max((w.blocks-have)*step/w.tokens, warmMin)
+	}
 	req := w.req
-	req.Chain, req.Bytes = req.Chain[:w.blocks], min(req.Bytes, w.blocks*prefix.BlockBytes)
+	req.Chain, req.Bytes = req.Chain[:blocks], min(req.Bytes, blocks*prefix.BlockBytes)
 	tokens := n.tokens(req, req.Bytes)
+	uncached := max(tokens-n.tokens(req, have*prefix.BlockBytes), 1)
+	n.allowance -= float64(uncached)
 	f := &Flight{
-		Node: n.cfg.Name, req: req, match: have, tokens: tokens, uncached: w.tokens, at: now,
-		service: n.speed.prefill(w.tokens), warming: true,
+		Node: n.cfg.Name, req: req, match: have, tokens: tokens, uncached: uncached, at: now,
+		service: n.speed.prefill(uncached), warming: true,
 	}
 	n.flights++
 	n.pending, n.warming = append(n.pending, f), f
-	return Warming{Req: w.req, Of: w.of, Blocks: w.blocks, Tokens: tokens, Flight: f}, true
+	return Warming{Req: w.req, Of: w.of, Blocks: blocks, Tokens: tokens, Flight: f}, true
+}
+
+// step is how many of so many tokens are warmed at once: what takes about warmStep,
+// since a client that comes meanwhile waits or undoes it, and no less than what
+// takes as long as a request that needs no prefill.
+func (n *Node) step(tokens int) int {
+	line := &n.speed.line
+	if line.Slope <= 0 {
+		return tokens
+	}
+	room := max(warmStep.Seconds()-line.Base, line.Base)
+	return int(min(float64(tokens), room/line.Slope))
 }
 
 // Yield reports whether the warming that is under way is to be cancelled for a
-// request that has come: when less than half of it is done, so that neither the
-// client nor the work done loses more than the other.
+// request that has come: unless it is nearly done, when the client would wait for
+// less than half of what is lost.
 func (n *Node) Yield(now time.Time) bool {
 	f := n.warming
-	return f != nil && now.Sub(f.at) < f.service/2
+	if f == nil {
+		return false
+	}
+	done := now.Sub(f.at)
+	return f.service-done > done/2
 }
 
 // Warmed records that a warming is done: its prefix is cached here.
@@ -205,61 +257,6 @@ type WarmTotals struct {
 	Cancelled int // for clients' requests that came
 }
 
-// asks counts, for prefixes at a few depths, how many of this node's clients'
-// requests begin with them, of about the last asksSpan.
-type asks struct {
-	clock  float64
-	counts map[prefix.Hash]*asked
-}
-
-type asked struct{ count, at float64 }
-
-const (
-	asksSpan = 2000    // requests
-	asksMax  = 1 << 15 // prefixes
-)
-
-// add counts a request at the checkpoints of its chain.
-func (s *asks) add(c prefix.Chain) {
-	if s.counts == nil {
-		s.counts = map[prefix.Hash]*asked{}
-	}
-	s.clock++
-	for _, h := range c {
-		e := s.counts[h]
-		if e == nil {
-			if len(s.counts) >= asksMax {
-				s.shrink()
-			}
-			e = &asked{at: s.clock}
-			s.counts[h] = e
-		}
-		e.count = e.fade(s.clock) + 1
-		e.at = s.clock
-	}
-}
-
-func (e *asked) fade(clock float64) float64 { return e.count * max(0, 1-(clock-e.at)/asksSpan) }
-
-// rate is how many of this node's requests, of one, begin with the prefix.
-func (s *asks) rate(h prefix.Hash) float64 {
-	e := s.counts[h]
-	if e == nil {
-		return 0
-	}
-	return e.fade(s.clock) / max(1, min(s.clock, asksSpan))
-}
-
-// shrink forgets the rarest.
-func (s *asks) shrink() {
-	for h, e := range s.counts {
-		if e.fade(s.clock) < 1.5 || e.count < 1.5 {
-			delete(s.counts, h)
-		}
-	}
-	if len(s.counts) >= asksMax {
-		clear(s.counts)
-	}
-}
-
+// tailPow says how fast what a tree's tail saves falls with the tree's size: the
+// samples of a tree that is not full yet are taken for those of a full one so.
 const tailPow = 2

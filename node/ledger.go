@@ -1,0 +1,113 @@
+package node
+
+import (
+	"math/bits"
+
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// A ledger keeps, for the prefixes that this node's clients ask for, how often they
+// do and what their forwards have cost that would not have been needed had this node
+// held them: the rent of the ski-rental problem. It keeps them at checkpoints, the
+// first 16 blocks of a prompt and 16 depths of each doubling from there, so that a
+// prompt of any length costs a few dozen entries. Its clock is the requests of its
+// node's clients.
+type ledger struct {
+	clock   float64
+	entries map[prefix.Hash]*entry
+}
+
+type entry struct {
+	count, at float64 // requests, and when the last came
+	debt, due float64 // seconds, and when they were added
+}
+
+const (
+	// ledgerSpan requests old, a request no longer counts.
+	ledgerSpan = 2000
+	// ledgerMax entries are kept, of some 100 bytes; then the rarest go.
+	ledgerMax = 1 << 15
+)
+
+// checkpoint is the deepest checkpoint no deeper than depth.
+func checkpoint(depth int) int {
+	if depth <= 16 {
+		return depth
+	}
+	return depth &^ (1<<(bits.Len(uint(depth))-5) - 1)
+}
+
+// ask counts a request for c.
+func (l *ledger) ask(c prefix.Chain) {
+	if l.entries == nil {
+		l.entries = map[prefix.Hash]*entry{}
+	}
+	l.clock++
+	for depth := 1; depth <= len(c); depth++ {
+		if depth != checkpoint(depth) {
+			continue
+		}
+		e := l.entries[c[depth-1]]
+		if e == nil {
+			if len(l.entries) >= ledgerMax {
+				l.shrink()
+			}
+			e = &entry{at: l.clock}
+			l.entries[c[depth-1]] = e
+		}
+		e.count, e.at = e.asked(l.clock)+1, l.clock
+	}
+}
+
+// at returns the entry of the first depth blocks of c, nil where there is none.
+func (l *ledger) at(c prefix.Chain, depth int) *entry {
+	if depth = checkpoint(min(depth, len(c))); depth <= 0 {
+		return nil
+	}
+	return l.entries[c[depth-1]]
+}
+
+// rate is how many of this node's requests, of one, begin with the first depth
+// blocks of c.
+func (l *ledger) rate(c prefix.Chain, depth int) float64 {
+	e := l.at(c, depth)
+	if e == nil {
+		return 0
+	}
+	return e.asked(l.clock) / max(1, min(l.clock, ledgerSpan))
+}
+
+// owe adds the rent of a forward, in seconds, to the debt of what it was for. Debts
+// fade within stay requests, as what was bought for them would.
+func (l *ledger) owe(c prefix.Chain, depth int, rent, stay float64) {
+	if e := l.at(c, depth); e != nil && rent > 0 {
+		e.debt, e.due = e.owed(l.clock, stay)+rent, l.clock
+	}
+}
+
+// owed is the debt of the first depth blocks of c, in seconds.
+func (l *ledger) owed(c prefix.Chain, depth int, stay float64) float64 {
+	if e := l.at(c, depth); e != nil {
+		return e.owed(l.clock, stay)
+	}
+	return 0
+}
+
+func (e *entry) asked(clock float64) float64 {
+	return e.count * max(0, 1-(clock-e.at)/ledgerSpan)
+}
+
+func (e *entry) owed(clock, stay float64) float64 {
+	return e.debt * max(0, 1-(clock-e.due)/max(stay, 1))
+}
+
+// shrink forgets the rarest, until half of the room is free.
+func (l *ledger) shrink() {
+	for least := 1.0; len(l.entries) > ledgerMax/2; least *= 2 {
+		for h, e := range l.entries {
+			if e.asked(l.clock) <= least {
+				delete(l.entries, h)
+			}
+		}
+	}
+}
