@@ -58,6 +58,9 @@ func mustBelieve(t *rapid.T, v *gossip.View, tree *prefix.Snapshot) {
 func TestChangesBringAViewForward(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, v := newAuthor(), gossip.NewView(gossip.Config{})
+		if rapid.Bool().Draw(t, "slowly merged") {
+			v.SetMergeStep(1)
+		}
 		var sent []gossip.Rumor
 		t.Repeat(map[string]func(*rapid.T){
 			"insert": func(t *rapid.T) { a.tree.Insert(chainOf(drawText(t, "text")), 10) },
@@ -87,9 +90,25 @@ func TestChangesBringAViewForward(t *testing.T) {
 				if news && holds != (p.Told == r.Version) {
 					t.Fatalf("%+v then %+v: the tree of %d is held", before, r, p.Told)
 				}
-				mustBelieve(t, v, a.trees[[2]uint64{p.Life, p.Told}])
+				if v.Merging() == 0 && p.Credits == 0 {
+					mustBelieve(t, v, a.trees[[2]uint64{p.Life, p.Told}])
+				}
 			},
+			"credit": func(t *rapid.T) { v.Credit(start, "a", chainOf(drawText(t, "credit"))) },
 		})
+		v.Hear(start, a.speak())
+		for range 20 { // of which each merges a block or more
+			a.tree.Insert(chainOf(rapid.StringOfN(rapid.RuneFrom([]rune("ab")), 1, 8, -1).Draw(t, "text")), 10)
+			r := a.speak()
+			v.Hear(start, a.since(r, r.Version-1))
+			v.Credit(start, "a", chainOf(drawText(t, "credit")))
+		}
+		r := a.speak()
+		v.Hear(start, a.since(r, r.Version-1))
+		if p := v.Peers(start)[0]; p.Told != r.Version || v.Merging() > 0 {
+			t.Fatalf("after %+v the tree of %d is held, %d still merging", r, p.Told, v.Merging())
+		}
+		mustBelieve(t, v, r.Tree)
 	})
 }
 

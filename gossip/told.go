@@ -7,53 +7,96 @@ import (
 )
 
 // What a peer has told of its tree takes one of two forms. A whole tree is kept as
-// the snapshot that it came as. With the first change to it, it is merged into the
-// view's index, which from then on has its blocks and nothing else does: a change
-// names what has gone, so no copy is needed to find that out. A peer that always
-// tells the whole (paper mode) is never merged.
+// the snapshot that it came as. With the first change to it, it begins to be merged
+// into the view's index, which in the end has its blocks and nothing else does: a
+// change names what has gone, so no copy is needed to find that out. A peer that
+// always tells the whole (paper mode) is never merged.
 type told struct {
 	id      int              // in the index
 	version uint64           // 0: nothing, or nothing that a change can be applied to
 	tree    *prefix.Snapshot // nil once merged
+	page    int              // of tree, the next to be merged
+	waiting []*Change        // for that to be done; version and the last digest are with them
 	merged  bool
 	blocks  int
 	digest  prefix.Digest
 	credits []prefix.Hash // blocks in the index that are not told
 }
 
+// mergeStep is how many blocks are merged with one rumor heard: some 0.3 ms, for
+// which requests wait to be routed, and a cluster of 64 nodes with a million tokens
+// each is merged within 20 polls.
+const mergeStep = 4096
+
 // hearTree applies what an accepted rumor says of the tree. A whole tree always
 // holds. A change holds for the version that it starts from, or one after it; with
 // anything else, and when its digest shows that the view has drifted, nothing is
 // held that later changes could build on, until the whole comes.
 func (v *View) hearTree(p *peer, r Rumor) {
-	t := &p.told
-	if r.Change != nil && (t.version == 0 || r.Change.Since > t.version) {
+	t, c := &p.told, r.Change
+	if c != nil && (t.version == 0 || c.Since > t.version) {
 		return
 	}
 	v.uncredit(t)
-	switch {
-	case r.Tree != nil || r.Change == nil:
-		if t.merged {
-			v.index.clear(t.id)
-		}
-		t.tree, t.merged = r.Tree, false
-		t.blocks, t.digest = r.Tree.Len(), r.Tree.Digest()
-	case len(r.Change.Gone)+len(r.Change.Come) > 0:
-		v.merge(t)
-		v.apply(t, r.Change)
-	}
 	t.version = r.Version
-	if c := r.Change; c != nil && (c.Digest != t.digest || c.Blocks != t.blocks) {
-		t.version = 0
+	switch {
+	case r.Tree != nil || c == nil:
+		v.unmerge(t)
+		t.tree, t.blocks, t.digest = r.Tree, r.Tree.Len(), r.Tree.Digest()
+		t.verify(c)
+	case t.merged || len(c.Gone)+len(c.Come)+len(t.waiting) == 0:
+		v.apply(t, c)
+	default:
+		if len(t.waiting) == 0 {
+			v.merging = append(v.merging, p)
+		}
+		t.waiting = append(t.waiting, c)
 	}
 }
 
-// merge moves a whole tree into the index, some 100 ns a block.
-func (v *View) merge(t *told) {
-	for h := range t.tree.All() {
-		v.index.put(h, t.id)
+// merge goes on with moving whole trees into the index.
+func (v *View) merge() {
+	for left := v.mergeStep; left > 0 && len(v.merging) > 0; {
+		p := v.merging[0]
+		t := &p.told
+		for ; left > 0 && t.page < t.tree.Pages(); t.page++ {
+			for _, h := range t.tree.Page(t.page) {
+				if h != 0 {
+					v.index.put(h, t.id)
+					left--
+				}
+			}
+		}
+		if t.page < t.tree.Pages() {
+			return
+		}
+		v.merging = slices.Delete(v.merging, 0, 1)
+		credits := slices.Clone(t.credits)
+		v.uncredit(t)
+		t.tree, t.page, t.merged = nil, 0, true
+		for _, c := range t.waiting {
+			v.apply(t, c)
+			left -= len(c.Gone) + len(c.Come)
+		}
+		t.waiting = nil
+		v.credit(p, credits)
 	}
-	t.tree, t.merged = nil, true
+}
+
+// unmerge takes what a peer told out of the index.
+func (v *View) unmerge(t *told) {
+	v.merging = slices.DeleteFunc(v.merging, func(p *peer) bool { return &p.told == t })
+	if t.merged || t.page > 0 {
+		v.index.clear(t.id)
+	}
+	t.tree, t.page, t.waiting, t.merged = nil, 0, nil, false
+}
+
+// verify holds what is told to what a change says that it leads to.
+func (t *told) verify(c *Change) {
+	if c != nil && (c.Digest != t.digest || c.Blocks != t.blocks) {
+		t.version = 0
+	}
 }
 
 func (v *View) apply(t *told, c *Change) {
@@ -69,6 +112,7 @@ func (v *View) apply(t *told, c *Change) {
 			t.digest = t.digest.With(h)
 		}
 	}
+	t.verify(c)
 }
 
 // credit adds blocks that are not told, up to CreditsMax. At it the rest is refused
@@ -98,9 +142,7 @@ func (v *View) uncredit(t *told) {
 func (v *View) forgetTold(p *peer) {
 	t := &p.told
 	v.uncredit(t)
-	if t.merged {
-		v.index.clear(t.id)
-	}
+	v.unmerge(t)
 	p.told = told{id: t.id}
 }
 

@@ -56,6 +56,9 @@ type View struct {
 	index  *index  // of merged trees and of credits, by ids
 	ids    []bool  // those in use
 	depths []int32 // by id, Matches' scratch
+
+	merging   []*peer // whose trees are on their way into the index
+	mergeStep int
 }
 
 type peer struct {
@@ -112,7 +115,7 @@ func NewView(cfg Config) *View {
 	set(&cfg.SuspectAfter, defaultSuspectAfter)
 	set(&cfg.CreditsMax, defaultCreditsMax)
 	set(&cfg.PeersMax, defaultPeersMax)
-	return &View{cfg: cfg, byName: map[string]*peer{}, index: newIndex()}
+	return &View{cfg: cfg, byName: map[string]*peer{}, index: newIndex(), mergeStep: mergeStep}
 }
 
 // Hear applies a rumor that came at now and reports whether it did. It does so
@@ -145,6 +148,7 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	p.pausedUntil = now.Add(max(0, r.Pause))
 	v.hearTree(p, r)
 	v.credit(p, r.Computing)
+	v.merge()
 	v.index.tidy()
 	return true
 }

@@ -369,3 +369,45 @@ func BenchmarkMatches63(b *testing.B) {
 		}
 	}
 }
+
+// One operation hears that 90 blocks have come and 90 gone in a tree of 62,500, a
+// million tokens, beside those of 63 others.
+func BenchmarkHearChange(b *testing.B) {
+	v := gossip.NewView(gossip.Config{})
+	text := make([]byte, 100*prefix.BlockBytes)
+	var tree *prefix.Tree
+	var journal *gossip.Journal
+	r := gossip.Rumor{Life: 1, Every: poll}
+	hear := func() {
+		r.Version, r.Tree, r.Change = r.Version+1, tree.Snapshot(), nil
+		journal.Add(r)
+		if r.Change = journal.Since(r.Version - 1); r.Change != nil {
+			r.Tree = nil
+		}
+		if !v.Hear(start, r) {
+			b.Fatal("not heard")
+		}
+	}
+	for i := range 64 {
+		tree, journal = prefix.NewTree(1<<30, 62_500), &gossip.Journal{}
+		for j := 0; tree.Len() < 62_500; j++ {
+			copy(text[10*prefix.BlockBytes:], fmt.Sprintf("%d/%d", i, j))
+			tree.Insert(prefix.NewChain(1, text), 1600)
+		}
+		r.Author, r.Version = fmt.Sprintf("n%02d", i), 0
+		for range 20 {
+			tree.Insert(prefix.NewChain(1, text[64*9:]), 1600)
+			hear()
+		}
+	}
+	for i := 0; b.Loop(); i++ {
+		b.StopTimer()
+		copy(text[10*prefix.BlockBytes:], fmt.Sprintf("x%d", i))
+		tree.Insert(prefix.NewChain(1, text), 1600)
+		r.Version, r.Tree, r.Change = r.Version+1, tree.Snapshot(), nil
+		journal.Add(r)
+		r.Tree, r.Change = nil, journal.Since(r.Version-1)
+		b.StartTimer()
+		v.Hear(start, r)
+	}
+}

@@ -38,10 +38,12 @@ func fullCluster(peers int, policy route.Policy, prompt prefix.Chain, spread fun
 		journal.Add(r)
 		n.Hear(start, r)
 		tree.Insert(prompt[:100+spread(p)], 1600)
-		r.Version, r.Tree = 2, tree.Snapshot()
-		journal.Add(r)
-		r.Tree, r.Change = nil, journal.Since(1)
-		n.Hear(start, r)
+		for r.Version < 20 { // by when all of the tree is in the index
+			r.Version, r.Tree, r.Change = r.Version+1, tree.Snapshot(), nil
+			journal.Add(r)
+			r.Tree, r.Change = nil, journal.Since(r.Version-1)
+			n.Hear(start, r)
+		}
 	}
 	return n
 }

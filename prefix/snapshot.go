@@ -61,6 +61,18 @@ func (s *Snapshot) Match(c Chain) int { return c.Longest(s.Has) }
 // that tells nothing.
 func (s *Snapshot) All() iter.Seq2[Hash, Hash] { return s.Since(nil) }
 
+// Pages returns in how many parts Page gives the blocks.
+func (s *Snapshot) Pages() int {
+	if s.Len() == 0 {
+		return 0
+	}
+	return len(s.pages)
+}
+
+// Page returns some tens of blocks, for who takes them a few at a time; 0 is none.
+// The caller must not change it.
+func (s *Snapshot) Page(k int) []Hash { return s.pages[k].hashes[:] }
+
 // Since yields those blocks of s, as All does, that old does not hold. Between two
 // snapshots of one tree it costs time in what has changed, and some nanoseconds a
 // page. What has gone is what old.Since(s) yields.
