@@ -23,7 +23,7 @@ var (
 	// name beside our own.
 	foreign = []string{
 		"--enable-cache-report", "--enable-prompt-tokens-details", "--enable-prefix-caching",
-		"--enable-metrics", "--random-seed", "--disable-radix-cache", "--enable-force-include-usage", "--metrics", "dev/", "test/",
+		"--enable-metrics", "--random-seed", "--disable-radix-cache", "--enable-force-include-usage", "--metrics", "--kv-events-config", "dev/", "test/",
 	}
 	// fileSuffixes end the name of a file, and of no Go symbol: node.yaml.
 	fileSuffixes = []string{"yaml", "yml", "json", "toml", "log", "pem", "key", "crt", "txt", "service", "go", "md", "sh"}

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/hearsay-project/hearsay/engine/kvevents"
 	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/mesh"
@@ -43,8 +44,9 @@ type Config struct {
 	Mesh   mesh.Config       // Name, Handler, Log and the callbacks are the daemon's to set
 	Engine http.RoundTripper // the LLM server beside this node, such as engine.Remote
 
-	EngineKind   probe.Kind // what that is; default OpenAI: nothing is asked but OpenAI's API
-	CapacityFrom string     // whose word Node.CapacityTokens is, FromFlag or FromEngine; default FromFlag
+	EngineKind   probe.Kind      // what that is; default OpenAI: nothing is asked but OpenAI's API
+	KVEvents     kvevents.Config // where that publishes what it stores and evicts; no Endpoint: nowhere
+	CapacityFrom string          // whose word Node.CapacityTokens is, FromFlag or FromEngine; default FromFlag
 
 	API net.Listener // where clients come in
 	Key prefix.Key   // the cluster's secret: nodes with different keys share no names
@@ -111,6 +113,7 @@ type Daemon struct {
 	bodies  *semaphore.Weighted // of Config.BodiesMax
 	apiKeys map[[sha256.Size]byte]struct{}
 	prober  *probe.Prober // for the goroutine that probes
+	events  *events       // nil without Config.KVEvents
 	wake    chan struct{} // has the engine probed at once
 	toWarm  chan struct{} // has warming looked at
 	gone    *sync.Cond    // on mu: a request has ended
@@ -169,6 +172,12 @@ func newDaemon(cfg Config) (*Daemon, error) {
 	for _, key := range cfg.APIKeys {
 		d.apiKeys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
+	var err error
+	if cfg.KVEvents.Endpoint != "" {
+		if d.events, err = newEvents(d); err != nil {
+			return nil, err
+		}
+	}
 	d.metrics = newMetrics(d)
 	d.api = &http.Server{
 		Handler:           d.apiHandler(),
@@ -204,7 +213,6 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		d.log.Warn("peer lost", "peer", peer)
 		d.locked(func(now time.Time, n *node.Node) { n.Failed(now, peer) })
 	}
-	var err error
 	d.mesh, err = mesh.Open(m)
 	return d, err
 }
@@ -231,6 +239,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.warmEvery(ctx)
 		return nil
 	})
+	if d.events != nil {
+		group.Go(func() error { return d.events.follower.Run(ctx) })
+		group.Go(func() error {
+			d.events.cutPrompts(ctx)
+			return nil
+		})
+	}
 	group.Go(func() error {
 		d.tellTroubles(ctx)
 		return nil

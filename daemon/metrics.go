@@ -112,14 +112,23 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	descQueue      = desc("hearsay_queue_depth", "Requests at this node's engine, waiting and running.")
-	descPaused     = desc("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
-	descPauses     = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
-	descBlocks     = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
-	descTokens     = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
-	descReady      = desc("hearsay_engine_ready", "1 if the engine answers probes and generates, as far as this node can tell without a client's key.")
-	descKV         = desc("hearsay_engine_kv_tokens", "Tokens that the engine's cache is believed to hold; absent while that is not known.")
-	descRestarts   = desc("hearsay_engine_restarts_total", "Times that the engine was seen to have started anew, or shown by its answers to have lost its cache.")
+	descQueue    = desc("hearsay_queue_depth", "Requests at this node's engine, waiting and running.")
+	descPaused   = desc("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
+	descPauses   = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
+	descBlocks   = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
+	descTokens   = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
+	descReady    = desc("hearsay_engine_ready", "1 if the engine answers probes and generates, as far as this node can tell without a client's key.")
+	descKV       = desc("hearsay_engine_kv_tokens", "Tokens that the engine's cache is believed to hold; absent while that is not known.")
+	descRestarts = desc("hearsay_engine_restarts_total", "Times that the engine was seen to have started anew, or shown by its answers to have lost its cache.")
+
+	descEventsConnected = desc("hearsay_kv_events_connected", "Data-parallel ranks of the engine whose KV events are followed now.")
+	descEventsBlocks    = desc("hearsay_kv_events_blocks", "Blocks of tokens that the engine holds, as far as its KV events tell.")
+	descEventsBatches   = desc("hearsay_kv_events_batches_total", "Batches of KV events taken in.")
+	descEventsGaps      = desc("hearsay_kv_events_gaps_total", "Gaps in the engine's sequence of batches, filled by replay or not.")
+	descEventsClears    = desc("hearsay_kv_events_clears_total", "Times that the engine's cache was lost track of, and what was known of it dropped.")
+	descEventsSkipped   = desc("hearsay_kv_events_skipped_total", "KV events of unknown kinds, and batches that cannot be read.")
+	descEventsPrompts   = desc("hearsay_kv_events_prompts_total", "Prompts that the engine was to cut into tokens, linked to its KV events or not.", "outcome")
+
 	descPeerAge    = desc("hearsay_rumor_age_seconds", "Age of the last rumor heard from a peer.", "peer")
 	descPeerBlocks = desc("hearsay_peer_tree_blocks", "Blocks in a peer's tree as it last told.", "peer")
 	descPeerQueue  = desc("hearsay_peer_queue_depth", "Queue depth that a peer last reported.", "peer")
@@ -154,6 +163,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	emit(prometheus.CounterValue, descRestarts, float64(s.Engine.Restarts+s.Engine.Losses))
 	s.Economy.collect(emit)
+	s.KVEvents.collect(emit)
 	for _, p := range s.Peers {
 		if p.RumorAgeMS >= 0 {
 			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)

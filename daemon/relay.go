@@ -45,6 +45,8 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
+	} else if decision.Self && d.events != nil {
+		d.events.begun(q)
 	}
 	report := p.begin(decision, a)
 	copyEndToEnd(w.Header(), a.resp.Header)

@@ -292,6 +292,9 @@ func (d *Daemon) decide(q *request) (decision node.Decision, able bool) {
 			d.dispatch(now, n, q, decision)
 		}
 	})
+	if d.events != nil {
+		d.events.expect(q.route.Chain, &decision)
+	}
 	return decision, able || !decision.Self
 }
 

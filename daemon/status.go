@@ -30,6 +30,7 @@ type Status struct {
 	Models         []string           `json:"models"`          // that requests may name, the default first
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Engine         EngineStatus       `json:"engine"`
+	KVEvents       *KVEventsStatus    `json:"kv_events,omitempty"` // where --kv-events follows them
 	Trouble        string             `json:"trouble"` // about this node's place among its peers, for its operator to mend
 	Economy        EconomyStatus      `json:"economy"` // what prices rest on
 	Peers          []PeerStatus       `json:"peers"`
@@ -82,7 +83,7 @@ func (d *Daemon) Status() Status {
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
 		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
-		EngineState: engineState, EngineError: engineError, Engine: engine, Models: append([]string{}, s.Models...), Trouble: d.mesh.Trouble(), Peers: []PeerStatus{},
+		EngineState: engineState, EngineError: engineError, Engine: engine, KVEvents: d.events.status(), Models: append([]string{}, s.Models...), Trouble: d.mesh.Trouble(), Peers: []PeerStatus{},
 		Economy: economy,
 	}
 	heard := map[string]node.PeerStatus{}

@@ -21,6 +21,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/builtin"
 	"github.com/hearsay-project/hearsay/engine/emulated"
+	"github.com/hearsay-project/hearsay/engine/kvevents"
 	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/mesh"
 	"github.com/hearsay-project/hearsay/mesh/cert"
@@ -94,6 +95,10 @@ func (f *serveFlags) groups() []flagGroup {
 			s.DurationVar(&f.daemon.HealthInterval, "health-interval", 2*time.Second, "between two probes of the engine")
 			s.IntVar(&f.daemon.HealthFailures, "health-failures", 3, "`probes` in a row that have to fail before the engine counts as down")
 			s.IntVar(&f.daemon.HealthSuccesses, "health-successes", 1, "`probes` in a row that have to succeed before it is back")
+			s.StringVar(&f.daemon.KVEvents.Endpoint, "kv-events", "", "`endpoint` where the engine publishes KV events, as tcp://127.0.0.1:5557 or ipc:///run/kv; @tcp://... where the engine dials and the node is to bind; emulated publishes there")
+			s.StringVar(&f.daemon.KVEvents.Replay, "kv-events-replay", "", "`endpoint` where the engine replays them; without it a gap clears the tree")
+			s.IntVar(&f.daemon.KVEvents.Ranks, "kv-events-ranks", 1, "data-parallel `ranks` of the engine, each a port above the one before")
+			s.StringVar(&f.daemon.KVEvents.Topic, "kv-events-topic", "", "`prefix` of the topics to follow; empty for all")
 			s.StringVar(&f.builtin.Model, "model", "", "builtin: a .gguf or llama2.c .bin `file`, or random:DIMxLAYERS; without it the project's own tiny model")
 			s.StringVar(&f.builtin.Tokenizer, "tokenizer", "", "builtin: the tokenizer `file` of a .bin model")
 			s.StringVar(&f.builtin.Name, "model-name", "", "builtin: the `name` that the model is served under")
@@ -229,10 +234,17 @@ func (f *serveFlags) check() error {
 		{f.emulated.BlockTokens > 0, "block-tokens", "at least 1"},
 		{slices.Contains(probe.Kinds(), probe.Kind(f.engineKind)), "engine-kind", "auto, vllm, sglang, llamacpp, ollama or openai"},
 		{!f.inProcess() || f.engineKind == string(probe.Auto), "engine", "a URL where --engine-kind is given"},
+		{f.daemon.KVEvents.Endpoint != "" || f.daemon.KVEvents.Replay+f.daemon.KVEvents.Topic == "" && f.daemon.KVEvents.Ranks == 1, "kv-events", "given where --kv-events-replay, --kv-events-ranks or --kv-events-topic is"},
+		{f.daemon.KVEvents.Endpoint == "" || f.engine != "builtin", "engine", "a URL or emulated where --kv-events is given: builtin publishes none"},
 		{f.gossip == "delta" || f.gossip == "paper", "gossip", "delta or paper"},
 	} {
 		if !c.ok {
 			return misuse("--%s must be %s", c.flag, c.expected)
+		}
+	}
+	if f.daemon.KVEvents.Endpoint != "" {
+		if err := f.daemon.KVEvents.Validate(); err != nil {
+			return misuse("--kv-events: %w", err)
 		}
 	}
 	return nil
@@ -306,12 +318,12 @@ func (f *serveFlags) openEngine(cfg *daemon.Config) (http.RoundTripper, func() e
 		*capacity, cfg.CapacityFrom, cfg.EngineKind = e.Load().KVTokens, daemon.FromEngine, "builtin"
 		return engine.Local{Handler: e}, e.Close, nil
 	case f.emulates():
-		e, err := f.openEmulated(*capacity)
+		e, closeEngine, err := f.openEmulated(*capacity)
 		if err != nil {
 			return nil, nil, misuse("--engine %s: %w", f.engine, err)
 		}
 		*capacity, cfg.CapacityFrom, cfg.EngineKind = e.CapacityTokens(), daemon.FromEngine, "emulated"
-		return engine.Local{Handler: e}, e.Close, nil
+		return engine.Local{Handler: e}, closeEngine, nil
 	}
 	remote, err := engine.OpenRemote(f.engine)
 	if err != nil {
@@ -328,16 +340,29 @@ func (f *serveFlags) emulates() bool {
 	return f.engine == "emulated" || strings.HasPrefix(f.engine, "emulated:")
 }
 
-// openEmulated opens an engine that can cache so many tokens; 0 takes the profile's.
-func (f *serveFlags) openEmulated(capacity int) (*emulated.Engine, error) {
+// openEmulated opens an engine that can cache so many tokens; 0 takes the profile's. It
+// publishes where its node is to follow it, if anywhere.
+func (f *serveFlags) openEmulated(capacity int) (e *emulated.Engine, closeEngine func() error, err error) {
 	_, profile, _ := strings.Cut(f.engine, ":")
 	cfg := f.emulated
-	var err error
 	if cfg.Profile, err = emulate.ByName(cmp.Or(profile, emulate.Names()[0])); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cfg.Profile.CapacityTokens = cmp.Or(capacity, cfg.Profile.CapacityTokens)
-	return emulated.Open(cfg)
+	events := f.daemon.KVEvents
+	if events.Endpoint == "" {
+		if e, err = emulated.Open(cfg); err != nil {
+			return nil, nil, err
+		}
+		return e, e.Close, nil
+	}
+	if cfg.Publisher, err = kvevents.Publish(events); err != nil {
+		return nil, nil, err
+	}
+	if e, err = emulated.Open(cfg); err != nil {
+		return nil, nil, errors.Join(err, cfg.Publisher.Close())
+	}
+	return e, func() error { return errors.Join(e.Close(), cfg.Publisher.Close()) }, nil
 }
 
 func (f *serveFlags) logger(w io.Writer) (*slog.Logger, error) {

@@ -81,7 +81,7 @@ func (f *Follower) follow(ctx context.Context, rank int) error {
 		return f.accept(ctx, at, s)
 	}
 	for wait := retryMin; ctx.Err() == nil; wait = min(2*wait, retryMax) {
-		z, err := dial(ctx, at, socketSub)
+		z, err := dialer(f.cfg.Dial).dial(ctx, at, socketSub)
 		if err == nil {
 			if f.attend(ctx, s, z) {
 				wait = retryMin
@@ -228,7 +228,7 @@ func (s *stream) resync(ctx context.Context) error {
 	s.f.counters.replays.Add(1)
 	if s.known && s.next > 0 {
 		same := false
-		err := replay(ctx, at, s.next-1, func(seq uint64, payload []byte) error {
+		err := dialer(s.f.cfg.Dial).replay(ctx, at, s.next-1, func(seq uint64, payload []byte) error {
 			switch {
 			case same && seq == s.next:
 				s.apply(seq, payload)
@@ -247,7 +247,7 @@ func (s *stream) resync(ctx context.Context) error {
 		}
 		s.lost("what was missed is no longer to be had")
 	}
-	err := replay(ctx, at, 0, func(seq uint64, payload []byte) error {
+	err := dialer(s.f.cfg.Dial).replay(ctx, at, 0, func(seq uint64, payload []byte) error {
 		if s.known && seq != s.next {
 			s.lost("a gap in the replay")
 		}

@@ -14,6 +14,7 @@
 package kvevents
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,6 +40,9 @@ type Config struct {
 	Ranks int    // data-parallel ranks, each on the port after the one before, up to MaxRanks; default 1
 	Topic string // prefix of the topics to follow; empty: all
 	Log   *slog.Logger
+
+	// Dial connects to an engine's endpoints, nil by package net.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // MaxRanks bounds the ranks of one engine.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"sync"
 )
@@ -50,6 +51,36 @@ func NewPublisher(cfg PublisherConfig) *Publisher {
 	return p
 }
 
+// Publish returns the publisher that a follower with cfg would follow: of one rank, on
+// the other side of its endpoints. The caller must Close it.
+func Publish(cfg Config) (*Publisher, error) {
+	if cfg.Ranks > 1 {
+		return nil, errors.New("only one rank can be published")
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	p := NewPublisher(PublisherConfig{Topic: cfg.Topic})
+	for _, side := range []struct {
+		endpoint string
+		serve    func(net.Listener)
+	}{{cfg.Endpoint, p.Serve}, {cfg.Replay, p.ServeReplay}} {
+		at, err := parse(side.endpoint)
+		switch {
+		case side.endpoint == "":
+		case at.bind:
+			p.Dial(at.network, at.addr)
+		default:
+			var l net.Listener
+			if l, err = net.Listen(at.network, at.addr); err != nil {
+				return nil, errors.Join(err, p.Close())
+			}
+			side.serve(l)
+		}
+	}
+	return p, nil
+}
+
 // Close ends the publisher's sockets and waits for its goroutines.
 func (p *Publisher) Close() error {
 	p.cancel()
@@ -68,7 +99,7 @@ func (p *Publisher) ServeReplay(l net.Listener) { p.serve(l, socketRouter, p.rep
 func (p *Publisher) Dial(network, addr string) {
 	p.running.Go(func() {
 		for p.ctx.Err() == nil {
-			if z, err := dial(p.ctx, place{network: network, addr: addr}, socketPub); err == nil {
+			if z, err := dialer(nil).dial(p.ctx, place{network: network, addr: addr}, socketPub); err == nil {
 				p.attend(z, p.publishTo)
 			}
 			pause(p.ctx, retryMin)

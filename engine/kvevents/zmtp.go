@@ -232,9 +232,14 @@ func (z *conn) flush() error {
 	return z.out.Flush()
 }
 
-// dial connects to a bound socket.
-func dial(ctx context.Context, at place, kind string) (*conn, error) {
-	c, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, at.network, at.addr)
+// A dialer connects to bound sockets. It is Config.Dial.
+type dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func (d dialer) dial(ctx context.Context, at place, kind string) (*conn, error) {
+	if d == nil {
+		d = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	c, err := d(ctx, at.network, at.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -244,10 +249,10 @@ func dial(ctx context.Context, at place, kind string) (*conn, error) {
 // replay asks a ROUTER for the batches from the sequence number given, and hands them
 // to each until that or the socket has enough. A DEALER asks: a REQ may take one reply
 // only.
-func replay(ctx context.Context, at place, from uint64, each func(seq uint64, payload []byte) error) error {
+func (d dialer) replay(ctx context.Context, at place, from uint64, each func(seq uint64, payload []byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
 	defer cancel()
-	z, err := dial(ctx, at, socketDealer)
+	z, err := d.dial(ctx, at, socketDealer)
 	if err != nil {
 		return err
 	}

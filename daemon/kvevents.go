@@ -1,0 +1,276 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/hearsay-project/hearsay/dialect"
+	"github.com/hearsay-project/hearsay/engine/kvevents"
+	"github.com/hearsay-project/hearsay/node"
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// events keeps the node's tree true to what the engine publishes of its cache. The
+// engine speaks of blocks of tokens; the tree, and what peers are told, is of blocks
+// of text (docs/decisions/0012). What links the two is the engine's own tokenizer,
+// which is asked for each prompt that the engine has begun to answer and that is not
+// all known yet: beside the request, never before it.
+type events struct {
+	d        *Daemon
+	follower *kvevents.Follower
+	cache    *kvevents.Cache
+	memo     *kvevents.Memo
+	prompts  chan uncut
+
+	cut, dropped atomic.Int64 // prompts
+	none         time.Time    // until when the engine is not asked for tokens; of the goroutine that asks
+}
+
+// uncut is a prompt that is to be cut into tokens.
+type uncut struct {
+	body  []byte // of its request
+	chain prefix.Chain
+	bytes int
+	space kvevents.Space
+	model string
+}
+
+const (
+	promptsMax      = 32      // that wait to be cut; more are left uncut
+	promptMax       = 1 << 20 // bytes of a body: with promptsMax it bounds what is held
+	tokenizeTimeout = 2 * time.Second
+	tokensMax       = 16 << 20    // bytes of the engine's answer
+	tokenizeRetry   = time.Minute // after an engine said that it has no tokenizer
+)
+
+func newEvents(d *Daemon) (*events, error) {
+	e := &events{d: d, memo: kvevents.NewMemo(), prompts: make(chan uncut, promptsMax)}
+	e.cache = kvevents.NewCache(e.forgot)
+	cfg := d.cfg.KVEvents
+	cfg.Log = d.log
+	var err error
+	e.follower, err = kvevents.New(cfg, e)
+	return e, err
+}
+
+// Apply is for the follower.
+func (e *events) Apply(rank int, told []kvevents.Event) {
+	e.d.careful("KV events", func() {
+		for i := range told {
+			if told[i].Kind == kvevents.Cleared {
+				e.cleared()
+			}
+		}
+		e.cache.Apply(rank, told)
+	})
+}
+
+// Clear is for the follower.
+func (e *events) Clear(rank int) {
+	e.d.careful("KV events", func() {
+		e.cleared()
+		e.cache.Clear(rank)
+	})
+}
+
+// cleared forgets all of the engine's cache where there is one: also what has never
+// been cut into tokens. Of several ranks each has its own, and the others may hold it.
+func (e *events) cleared() {
+	if e.d.cfg.KVEvents.Ranks <= 1 {
+		e.d.locked(func(_ time.Time, n *node.Node) { n.Cleared() })
+	}
+}
+
+// forgot takes what the engine has evicted out of the tree.
+func (e *events) forgot(names []prefix.Hash) {
+	if texts := e.memo.Evicted(names); len(texts) > 0 {
+		e.d.locked(func(_ time.Time, n *node.Node) { n.Evicted(texts) })
+	}
+}
+
+// expect puts what is known in tokens in the place of an estimate.
+func (e *events) expect(chain prefix.Chain, decision *node.Decision) {
+	if tokens, known := e.memo.Tokens(chain, decision.Match); known {
+		decision.Expected = tokens
+	}
+}
+
+// begun tells of a request whose prompt this node's engine has computed.
+func (e *events) begun(q *request) {
+	d := q.endpoint.Dialect
+	if d != dialect.Chat && d != dialect.Completion || q.route.Bytes == 0 || len(q.body) > promptMax || e.memo.Knows(q.route.Chain) {
+		return
+	}
+	body := q.body
+	if real, ok := e.d.cfg.Aliases[q.read.Model]; ok {
+		body = q.read.WithModel(body, real)
+	}
+	p := uncut{body: body, chain: q.route.Chain, bytes: q.route.Bytes, model: q.route.Model}
+	p.space = kvevents.Space{Adapter: q.read.Scope.Adapter, Salt: q.read.Scope.Salt}
+	select {
+	case e.prompts <- p:
+	default:
+		e.dropped.Add(1)
+	}
+}
+
+// cutPrompts has the engine cut prompts into tokens, one at a time.
+func (e *events) cutPrompts(ctx context.Context) {
+	for {
+		select {
+		case p := <-e.prompts:
+			e.d.careful("a prompt's tokens", func() { e.cutPrompt(ctx, p) })
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (e *events) cutPrompt(ctx context.Context, p uncut) {
+	if time.Now().Before(e.none) {
+		e.dropped.Add(1)
+		return
+	}
+	ids, err := e.tokens(ctx, p.body)
+	if errors.Is(err, errNoTokenizer) {
+		e.none = time.Now().Add(tokenizeRetry)
+		e.d.sayOnce("tokenize", func() {
+			e.d.log.Warn("the engine does not cut prompts into tokens: its KV events cannot be linked to them", "err", err,
+				"remedy", "update it to a version with POST /tokenize")
+		})
+	}
+	if err != nil {
+		e.dropped.Add(1)
+		e.d.log.Debug("no tokens of a prompt", "err", err)
+		return
+	}
+	e.cut.Add(1)
+	names := e.cache.Names(p.space, ids)
+	// With vLLM an adapter is a model, which its events name.
+	if adapted := e.cache.Names(kvevents.Space{Adapter: p.model, Salt: p.space.Salt}, ids); e.cache.Match(adapted) > 0 {
+		names = adapted
+	}
+	e.memo.Learn(p.chain, p.bytes, names, len(ids), e.cache.BlockSize())
+}
+
+var (
+	errNoTokenizer = errors.New("the engine has no /tokenize")
+	errManyPrompts = errors.New("it is no single prompt")
+)
+
+// tokens asks the engine for those of a request's prompt, as vLLM and SGLang take it
+// (entrypoints/openai's TokenizeRequest): {prompt} or {messages} and what else the
+// chat's template is given. Token ids are their own answer.
+func (e *events) tokens(ctx context.Context, body []byte) ([]uint32, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, err
+	}
+	ask := map[string]json.RawMessage{}
+	for _, name := range []string{
+		"model", "prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs",
+		"add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
+	} {
+		if v, ok := fields[name]; ok {
+			ask[name] = v
+		}
+	}
+	if text := bytes.TrimSpace(ask["prompt"]); len(text) > 0 && text[0] == '[' {
+		var ids []uint32
+		if json.Unmarshal(text, &ids) == nil {
+			return ids, nil
+		}
+		var texts []json.RawMessage
+		if err := json.Unmarshal(text, &texts); err != nil || len(texts) != 1 {
+			return nil, errManyPrompts
+		}
+		ask["prompt"] = texts[0]
+	}
+	return e.tokenize(ctx, ask)
+}
+
+func (e *events) tokenize(ctx context.Context, ask map[string]json.RawMessage) ([]uint32, error) {
+	ctx, cancel := context.WithTimeout(ctx, tokenizeTimeout)
+	defer cancel()
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://engine/tokenize", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	e.d.authorize(req.Header)
+	resp, err := e.d.cfg.Engine.RoundTrip(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the engine for tokens: %w", err)
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
+		return nil, errNoTokenizer
+	default:
+		return nil, fmt.Errorf("the engine answers /tokenize with status %d", resp.StatusCode)
+	}
+	var said struct {
+		Tokens []uint32 `json:"tokens"`
+	}
+	err = json.NewDecoder(io.LimitReader(resp.Body, tokensMax)).Decode(&said)
+	if err == nil && len(said.Tokens) == 0 {
+		err = errors.New("there are none")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a prompt's tokens: %w", err)
+	}
+	return said.Tokens, nil
+}
+
+// KVEventsStatus says how the engine's events are followed.
+type KVEventsStatus struct {
+	Connected int64 `json:"connected"` // ranks whose publisher is there
+	Blocks    int   `json:"blocks"`    // of tokens that the engine holds, as far as its events tell
+	Batches   int64 `json:"batches"`
+	Gaps      int64 `json:"gaps"`
+	Replays   int64 `json:"replays"`
+	Clears    int64 `json:"clears"`  // times that the cache was lost track of
+	Skipped   int64 `json:"skipped"` // events of kinds that are not known, and batches that cannot be read
+	Prompts   int64 `json:"prompts"` // linked to the engine's tokens
+	Unlinked  int64 `json:"unlinked"`
+}
+
+func (e *events) status() *KVEventsStatus {
+	if e == nil {
+		return nil
+	}
+	f, c := e.follower.Stats(), e.cache.Stats()
+	return &KVEventsStatus{
+		Connected: f.Connected, Blocks: c.Blocks, Batches: f.Batches, Gaps: f.Gaps, Replays: f.Replays,
+		Clears: f.Clears, Skipped: f.Unknown + f.Unreadable, Prompts: e.cut.Load(), Unlinked: e.dropped.Load(),
+	}
+}
+
+// collect emits the metrics of the engine's events.
+func (s *KVEventsStatus) collect(emit func(prometheus.ValueType, *prometheus.Desc, float64, ...string)) {
+	if s == nil {
+		return
+	}
+	emit(prometheus.GaugeValue, descEventsConnected, float64(s.Connected))
+	emit(prometheus.GaugeValue, descEventsBlocks, float64(s.Blocks))
+	emit(prometheus.CounterValue, descEventsBatches, float64(s.Batches))
+	emit(prometheus.CounterValue, descEventsGaps, float64(s.Gaps))
+	emit(prometheus.CounterValue, descEventsClears, float64(s.Clears))
+	emit(prometheus.CounterValue, descEventsSkipped, float64(s.Skipped))
+	emit(prometheus.CounterValue, descEventsPrompts, float64(s.Prompts), "linked")
+	emit(prometheus.CounterValue, descEventsPrompts, float64(s.Unlinked), "unlinked")
+}
