@@ -235,10 +235,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.probeEvery(ctx)
 		return nil
 	})
-	group.Go(func() error {
-		d.warmEvery(ctx)
-		return nil
-	})
 	if d.events != nil {
 		group.Go(func() error { return d.events.follower.Run(ctx) })
 		group.Go(func() error {
@@ -246,6 +242,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	group.Go(func() error {
+		d.warmEvery(ctx)
+		return nil
+	})
 	group.Go(func() error {
 		d.tellTroubles(ctx)
 		return nil

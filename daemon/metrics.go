@@ -162,8 +162,8 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		emit(prometheus.GaugeValue, descKV, float64(s.CapacityTokens))
 	}
 	emit(prometheus.CounterValue, descRestarts, float64(s.Engine.Restarts+s.Engine.Losses))
-	s.Economy.collect(emit)
 	s.KVEvents.collect(emit)
+	s.Economy.collect(emit)
 	for _, p := range s.Peers {
 		if p.RumorAgeMS >= 0 {
 			emit(prometheus.GaugeValue, descPeerAge, p.RumorAgeMS/1000, p.Name)

@@ -31,8 +31,8 @@ type Status struct {
 	EngineError    string             `json:"engine_error"`    // why the engine did not answer last time; empty if it did
 	Engine         EngineStatus       `json:"engine"`
 	KVEvents       *KVEventsStatus    `json:"kv_events,omitempty"` // where --kv-events follows them
-	Trouble        string             `json:"trouble"` // about this node's place among its peers, for its operator to mend
-	Economy        EconomyStatus      `json:"economy"` // what prices rest on
+	Trouble        string             `json:"trouble"`             // about this node's place among its peers, for its operator to mend
+	Economy        EconomyStatus      `json:"economy"`             // what prices rest on
 	Peers          []PeerStatus       `json:"peers"`
 }
 
