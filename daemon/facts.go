@@ -35,8 +35,8 @@ type telling struct {
 const (
 	factsEvery = time.Second // at most; else at each probe
 
-	// stallMax is longer than any step of an engine takes: it counts its tokens
-	// after each. First requests may compile kernels for minutes.
+	// stallMax is longer than any step of an engine takes. First requests may compile
+	// kernels for minutes.
 	stallMax = 5 * time.Minute
 
 	promisedMin = 4    // blocks promised to an answer that should tell something
@@ -44,7 +44,7 @@ const (
 	tellingMax  = 4096 // node names live and die with their processes
 )
 
-var errStalled = errors.New("the engine says that requests run, and has not computed a token for minutes")
+var errStalled = errors.New("the engine says that requests run, and has not taken a step for minutes")
 
 // askFacts asks the engine what it tells of itself, and has the node go by it.
 func (d *Daemon) askFacts(ctx context.Context, models []model) {

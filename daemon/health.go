@@ -71,7 +71,7 @@ func (h *health) generated(err error) {
 
 func (h *health) refused(err error) { h.lost = h.lost || errors.Is(err, syscall.ECONNREFUSED) }
 
-// worked takes in what the engine says of its work. One that computes nothing for
+// worked takes in what the engine says of its work. One that takes no step for
 // stallMax though requests run is stuck before clients find out; a long prefill
 // moves on chunk by chunk.
 func (h *health) worked(now time.Time, f probe.Facts) {

@@ -38,8 +38,8 @@ func (p *Prober) loadLlamaCpp(ctx context.Context) {
 	t, ok := p.tallied(ctx, func(sample) {}, "llamacpp:")
 	if ok {
 		p.facts.Running, p.facts.Waiting = t.count("llamacpp:requests_processing"), t.count("llamacpp:requests_deferred")
-		p.facts.KVUse = t.share("llamacpp:kv_cache_usage_ratio") // until 2025
-		p.work(t, "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total")
+		p.facts.KVUse = t.share("llamacpp:kv_cache_usage_ratio")                        // until 2025
+		p.counted(t, "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total") // at the end of a request: no sign of work before
 		return
 	}
 	if !p.refused["/metrics"] {

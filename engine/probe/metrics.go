@@ -168,11 +168,18 @@ func (t tally) share(names ...string) float64 {
 	return -1
 }
 
-// work notes counters that only grow, and adds them up as what the engine has done.
-func (p *Prober) work(t tally, counters ...string) {
+// counted notes counters, and work what changes as the engine works.
+func (p *Prober) counted(t tally, counters ...string) {
 	for _, name := range counters {
 		if sum, known := t.first(name); known {
 			p.count(name, sum)
+		}
+	}
+}
+
+func (p *Prober) work(t tally, names ...string) {
+	for _, name := range names {
+		if sum, known := t.first(name); known {
 			p.facts.Work = max(p.facts.Work, 0) + sum
 		}
 	}

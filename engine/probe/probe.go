@@ -56,7 +56,7 @@ type Facts struct {
 
 	Running, Waiting int     // requests, whoever sent them; -1 unknown
 	KVUse            float64 // share of the cache in use, 0 to 1; -1 unknown
-	Work             float64 // grows as the engine works: tokens computed and generated; -1 unknown
+	Work             float64 // changes with each step of the engine, or each few; -1 unknown
 }
 
 // Reporting says whether an engine's answers tell what was found cached.

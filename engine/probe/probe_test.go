@@ -105,7 +105,7 @@ func TestFactsOfEachKind(t *testing.T) {
 		{"vllm", true, Facts{Kind: VLLM, Version: "0.26.0", Context: 4096, KVTokens: 4096, Waiting: 1, KVUse: 512. / 4096}},
 		{"sglang", false, Facts{Kind: SGLang, Version: "0.5.9", Context: 4096, KVTokens: 4096, Cached: Reports, Waiting: 1, KVUse: 512. / 4096}},
 		{"sglang", true, Facts{Kind: SGLang, Version: "0.5.9", Context: 4096, KVTokens: 4096, Cached: ReportsNo, Waiting: 1, KVUse: 512. / 4096, Work: -1}},
-		{"llamacpp", false, Facts{Kind: LlamaCpp, Version: "b11151-emulated", Context: 1024, KVTokens: 4096, Cached: Reports, Waiting: 1, KVUse: -1}},
+		{"llamacpp", false, Facts{Kind: LlamaCpp, Version: "b11151-emulated", Context: 1024, KVTokens: 4096, Cached: Reports, Waiting: 1, KVUse: -1, Work: -1}},
 		{"llamacpp", true, Facts{Kind: LlamaCpp, Version: "b11151-emulated", Context: 1024, KVTokens: 4096, Cached: Reports, Waiting: -1, KVUse: -1, Work: -1}},
 		{"ollama", false, Facts{Kind: Ollama, Version: "0.33.0", Context: 4096, KVTokens: 4096, Cached: ReportsNo, Running: -2, Waiting: -1, KVUse: -1, Work: -1, Loaded: []string{"emulated-quick"}}},
 		{"", false, Facts{Kind: OpenAI, Context: 4096, Running: -2, Waiting: -1, KVUse: -1, Work: -1}},

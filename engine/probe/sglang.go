@@ -50,11 +50,12 @@ func (p *Prober) settleSGLang(ctx context.Context) {
 
 func (p *Prober) loadSGLang(ctx context.Context) {
 	t, ok := p.tallied(ctx, func(sample) {}, "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage",
-		"sglang:max_total_num_tokens", "sglang:prompt_tokens_total", "sglang:generation_tokens_total")
+		"sglang:num_used_tokens", "sglang:gen_throughput", "sglang:prompt_tokens_total", "sglang:generation_tokens_total")
 	if ok {
 		p.facts.Running, p.facts.Waiting = t.count("sglang:num_running_reqs"), t.count("sglang:num_queue_reqs")
 		p.facts.KVUse = t.share("sglang:token_usage")
-		p.work(t, "sglang:prompt_tokens_total", "sglang:generation_tokens_total")
+		p.counted(t, "sglang:prompt_tokens_total", "sglang:generation_tokens_total") // at the end of a request
+		p.work(t, "sglang:num_used_tokens", "sglang:gen_throughput", "sglang:prompt_tokens_total", "sglang:generation_tokens_total")
 		return
 	}
 	if !p.refused["/metrics"] {

@@ -54,5 +54,6 @@ func (p *Prober) loadVLLM(ctx context.Context) {
 	p.facts.CacheOff = off
 	p.facts.Running, p.facts.Waiting = t.count("vllm:num_requests_running"), t.count("vllm:num_requests_waiting")
 	p.facts.KVUse = t.share("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-	p.work(t, "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+	p.counted(t, "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+	p.work(t, "vllm:prompt_tokens_total", "vllm:generation_tokens_total") // the former at a prompt's end: KVUse grows with its chunks
 }
