@@ -100,7 +100,7 @@ func startSoak(t *testing.T) *soak {
 		e := engine(soakNodes+i, fmt.Sprint("e", i+1))
 		s.engines = append(s.engines, e)
 		s.nodes = append(s.nodes, node(fmt.Sprint("n", i+1), api(i), peer(i), peer(0), "--join", peer(1),
-			"--engine", e.URL(), "--kv-tokens", soakTokens, "--continue-final-message", "--health-interval", "500ms"))
+			"--engine", e.URL(), "--kv-tokens", soakTokens, "--health-interval", "500ms"))
 	}
 	undisturbed := engine(2*soakNodes, "e0")
 	all := append([]*process.Server{undisturbed}, append(s.engines, s.nodes...)...)
