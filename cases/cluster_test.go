@@ -415,6 +415,16 @@ func (e *scripted) asked() []*Request {
 	return slices.Clone(e.cases)
 }
 
+// forget drops what was asked.
+func (e *scripted) forget() {
+	e.mu.Lock()
+	e.cases = nil
+	e.mu.Unlock()
+	e.Engine.mu.Lock()
+	e.requests = nil
+	e.Engine.mu.Unlock()
+}
+
 func (e *scripted) addr() string {
 	e.Engine.mu.Lock()
 	defer e.Engine.mu.Unlock()
