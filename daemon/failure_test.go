@@ -270,7 +270,9 @@ func TestLeavingNodeFinishesForwards(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
-		c := newCluster(t, 2, s.engineOf, func(c *Config) { c.DrainTimeout, c.Node.Policy, c.Mesh.LinkDelay = 10*time.Second, route.Local{}, 100*time.Millisecond })
+		c := newCluster(t, 2, s.engineOf, func(c *Config) {
+			c.DrainTimeout, c.Node.Policy, c.Mesh.LinkDelay = 10*time.Second, route.Local{}, 100*time.Millisecond
+		})
 		s["n1"].set(func(b *behaviour) { b.prefill = time.Hour })
 		go c.complete("n1", "x")
 		synctest.Wait()

@@ -58,7 +58,8 @@ type Request struct {
 // vLLM and SGLang (Python's json) and of llama.cpp (nlohmann::json). Ollama, on
 // Go's encoding/json, takes keys without regard to case, so the keys of its own
 // dialects are read that way. For the model this last rule is not relied on: see
-// ErrDuplicateModel, which counts keys in any case.
+// ErrDuplicateModel, which counts keys in any case. What is more than JSON to Python
+// is read too (see doc.parse), but for UTF-16 and UTF-32, which no client sends.
 func Read(e Endpoint, body []byte) (Request, error) {
 	if e.Dialect == Opaque {
 		return Request{}, nil
