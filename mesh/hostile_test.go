@@ -251,19 +251,21 @@ func FuzzHello(f *testing.F) {
 type faltering struct {
 	net.Conn
 	stop   *atomic.Bool
-	rumors bool
+	rumors atomic.Bool
 	passed int // bytes since
 }
 
 func (c *faltering) Write(b []byte) (int, error) {
-	c.rumors = c.rumors || bytes.HasPrefix(b, []byte("GET "+upgradeRumors.path))
+	if bytes.HasPrefix(b, []byte("GET "+upgradeRumors.path)) {
+		c.rumors.Store(true)
+	}
 	return c.Conn.Write(b)
 }
 
 func (c *faltering) Read(b []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(b)
-		if !c.rumors || !c.stop.Load() || err != nil {
+		if !c.rumors.Load() || !c.stop.Load() || err != nil {
 			return n, err
 		}
 		if c.passed == 0 {
