@@ -35,6 +35,8 @@ func (s stubs) engineOf(name string) http.RoundTripper {
 
 func longest(c *Config) { c.Node.Policy = route.Longest{} }
 
+func pushback(c *Config) { c.Node.Policy = route.LongestPushback{} }
+
 // One poll after a prefix was served at one node, every other node sends
 // requests with that prefix there, one hop away, and says what it expected.
 func TestRequestsFollowThePrefix(t *testing.T) {
@@ -171,7 +173,7 @@ func TestEverythingElsePassesThrough(t *testing.T) {
 func TestPushBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
-		c := newCluster(t, 3, s.engineOf, func(c *Config) { c.Node.QueueThreshold = 2 })
+		c := newCluster(t, 3, s.engineOf, pushback, func(c *Config) { c.Node.QueueThreshold = 2 })
 		c.complete("n2", prompt("law", 40))
 		time.Sleep(time.Second)
 		s["n2"].set(func(b *behaviour) { b.prefill = 10 * time.Second })

@@ -57,7 +57,7 @@ func TestHealthOfProbes(t *testing.T) {
 func TestStuckEngine(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := stubs{}
-		c := newCluster(t, 2, s.engineOf, func(c *Config) { c.FirstByteTimeout = 10 * time.Second })
+		c := newCluster(t, 2, s.engineOf, pushback, func(c *Config) { c.FirstByteTimeout = 10 * time.Second })
 		s["n1"].set(func(b *behaviour) { b.prefill = time.Hour })
 		for range strikesMax {
 			if r := c.complete("n1", "x"); r.status != http.StatusGatewayTimeout || code(t, r) != "timeout" {

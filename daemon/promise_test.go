@@ -65,7 +65,7 @@ func TestPromisesOverHTTP(t *testing.T) {
 				})
 				engines = append(engines, f)
 				return engine.Local{Handler: f}
-			}, func(c *Config) {
+			}, pushback, func(c *Config) {
 				c.EngineKind, c.Node.CapacityTokens, c.Node.LearnCapacity = probe.Auto, tc.told, true
 			})
 			time.Sleep(3 * time.Second)

@@ -17,7 +17,7 @@ import (
 type Config struct {
 	Name   string       // unique in the cluster, 1 to gossip.MaxName bytes; required
 	Life   uint64       // when this process started, in Unix nanoseconds; required
-	Policy route.Policy // route.LongestPushback{}
+	Policy route.Policy // route.Economic{}
 	Rand   *rand.Rand   // all chance the node draws; required
 
 	Poll         time.Duration // between two rumors, 20ms to 300s; 500ms
@@ -85,7 +85,7 @@ func (c Config) Validate() error {
 // WithDefaults returns c with every zero field that has a default set to it.
 func (c Config) WithDefaults() Config {
 	if c.Policy == nil {
-		c.Policy = route.LongestPushback{}
+		c.Policy = route.Economic{}
 	}
 	c.Poll = cmp.Or(c.Poll, defaultPoll)
 	c.SuspectAfter = cmp.Or(c.SuspectAfter, defaultSuspectAfter)

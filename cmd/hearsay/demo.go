@@ -54,7 +54,7 @@ func demoCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.IntVar(&f.nodes, "nodes", 4, "how many nodes, 1 to 64")
-	flags.StringVar(&f.policy, "policy", "longest+pushback", "routing policy of all nodes; see hearsay serve --help")
+	flags.StringVar(&f.policy, "policy", route.Economic{}.Name(), "routing policy of all nodes; see hearsay serve --help")
 	flags.IntVar(&f.port, "port", 8080, "API port of the first node; the others follow")
 	flags.IntVar(&f.peerPort, "peer-port", 7946, "peer port of the first node; the others follow")
 	flags.StringVar(&f.model, "model", "", "model of all nodes; see hearsay serve --help")

@@ -47,6 +47,7 @@ type serveFlags struct {
 	clusterKey     string
 	node           node.Config
 	policy         string
+	warming        bool
 	engine         string
 	engineKind     string
 	engineKey      string
@@ -109,7 +110,9 @@ func (f *serveFlags) groups() []flagGroup {
 			s.Float64Var(&f.emulated.TokenBytes, "token-bytes", 0, "emulated: `bytes` of text that count as a token; 0 counts as the tokenizer cl100k_base does")
 		}),
 		group("Routing", func(s *pflag.FlagSet) {
-			s.StringVar(&f.policy, "policy", "longest+pushback", "`name`: "+route.Names())
+			s.StringVar(&f.policy, "policy", route.Economic{}.Name(), "`name`: "+route.Names())
+			s.BoolVar(&f.warming, "warming", true, "have the idle engine compute prefixes for which clients' requests are forwarded again and again (--policy economic)")
+			s.Float64Var(&f.node.WarmShare, "warm-share", 0.05, "prompt `tokens` that it may compute so, for each that it serves")
 			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
 			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
 			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
@@ -182,6 +185,7 @@ func (f *serveFlags) build(log *slog.Logger) (cfg daemon.Config, closeEngine fun
 	if cfg.Node.Policy, err = route.ByName(f.policy); err != nil {
 		return cfg, nil, misuse("--policy: %w", err)
 	}
+	cfg.Node.NoWarming = !f.warming
 	if err = errors.Join(f.check(), f.secrets(&cfg)); err != nil {
 		return cfg, nil, err
 	}
@@ -224,6 +228,7 @@ func (f *serveFlags) check() error {
 		{!f.daemon.ForwardKeys || f.apiKeys != "", "forward-keys", "false without --api-keys: keys are the engine's then, and always sent on"},
 		{f.node.QueueThreshold > 0, "queue-threshold", "at least 1"},
 		{f.node.PauseFor >= 0, "pause", "0 or more"},
+		{f.node.WarmShare > 0 && f.node.WarmShare <= 1, "warm-share", "above 0 and at most 1; --warming=false turns warming off"},
 		{f.node.CapacityTokens >= 0, "kv-tokens", "0 or more"},
 		{f.node.Poll >= node.MinPoll && f.node.Poll <= node.MaxPoll, "poll", "20ms to 300s"},
 		{f.mesh.LinkDelay >= 0, "link-delay", "0 or more"},
