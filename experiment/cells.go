@@ -32,6 +32,7 @@ import (
 const (
 	mmluRequests = 3_000 // of a cell of usersNodes nodes; of more nodes in proportion
 	sizeRequests = 1_000 // the same, of the other workloads
+	cellRequests = 8_000 // of any cell, at most
 	usersNodes   = 4
 	cellPoll     = 500 * time.Millisecond
 	cellLink     = 1_250_000_000 // bytes a second into a node, 10 Gbit/s, for what is fetched
@@ -72,21 +73,22 @@ type cellSource struct {
 	stream   string // workload.StreamConfig.Name
 	data     string // under CellsConfig.Data
 	profile  string // emulate.ByName
+	block    int    // tokens; 0 is the workload's own
 	requests int    // of usersNodes nodes
 	caches   []float64
 }
 
 var (
-	uniformMMLU = &cellSource{"uniform", "mmlu", "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
-	skewedMMLU  = &cellSource{"skewed", "mmlu-skewed", "mmlu", "paper", mmluRequests, []float64{1, .3, .1}}
+	uniformMMLU = &cellSource{"uniform", "mmlu", "mmlu", "paper", 0, mmluRequests, []float64{1, .3, .1}}
+	skewedMMLU  = &cellSource{"skewed", "mmlu-skewed", "mmlu", "paper", 0, mmluRequests, []float64{1, .3, .1}}
 	bothMMLU    = []*cellSource{uniformMMLU, skewedMMLU}
 
 	others = []*cellSource{
-		{"mooncake", "mooncake", "mooncake/raw/conversation_trace.jsonl", llama, sizeRequests, []float64{1, .3}},
-		{"claude-code", "claude-code", "claude_code/dev", llama, sizeRequests, []float64{1, .3}},
-		{"bfcl", "bfcl", "bfcl/raw", llama, sizeRequests, []float64{1, .3}},
-		{"tot", "tot", "tot/raw", "paper", sizeRequests, []float64{0}},
-		{control, "stream", "streams/sharegpt_tokens.b16.jsonl.gz", llama, sizeRequests, []float64{0}},
+		{"mooncake", "mooncake", "mooncake/raw/conversation_trace.jsonl", llama, 0, sizeRequests, []float64{.3, .1}},
+		{"claude-code", "claude-code", "claude_code/dev", llama, 512, sizeRequests, []float64{.3, .1}},
+		{"bfcl", "bfcl", "bfcl/raw", llama, 0, sizeRequests, []float64{1, .3}},
+		{"tot", "tot", "tot/raw", "paper", 0, sizeRequests, []float64{0}},
+		{control, "stream", "streams/sharegpt_tokens.b16.jsonl.gz", llama, 0, sizeRequests, []float64{0}},
 	}
 )
 
@@ -165,7 +167,7 @@ func cacheName(cache float64) string {
 // Requests is how many a run of the cell has, where each has at most so many; 0 sets
 // no limit.
 func (c Cell) Requests(most int) int {
-	n := c.from.requests * c.users()
+	n := min(c.from.requests*c.users(), cellRequests)
 	if most > 0 {
 		n = min(n, most)
 	}
@@ -189,7 +191,7 @@ func (c Cell) control() bool { return c.from.name == control }
 
 // stream says what to open: a workload with as many requests as one replay has.
 func (c Cell) stream(folder string, seed uint64, most int) workload.StreamConfig {
-	s := workload.StreamConfig{Name: c.from.stream, Seed: seed, Requests: c.from.requests}
+	s := workload.StreamConfig{Name: c.from.stream, Seed: seed, BlockTokens: c.from.block, Requests: c.from.requests}
 	if most > 0 {
 		s.Requests = min(s.Requests, most)
 	}

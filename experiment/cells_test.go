@@ -141,7 +141,7 @@ func TestWorkingSet(t *testing.T) {
 // A larger cluster replays a trace side by side: the same requests, of which others
 // share what is shared by design.
 func TestCellsReplaySideBySide(t *testing.T) {
-	from := &cellSource{"trace", "stream", "shared.b10.jsonl", "paper", 4, []float64{0}}
+	from := &cellSource{"trace", "stream", "shared.b10.jsonl", "paper", 0, 4, []float64{0}}
 	r := newCellRunner(CellsConfig{Data: "testdata"})
 	c := Cell{Nodes: 8, from: from}
 	seq, err := r.requests(t.Context(), c, c.Requests(0), 1, 0)
