@@ -238,7 +238,7 @@ func check(cfg *Config) (net.IP, int, error) {
 	if err != nil {
 		return nil, 0, fmt.Errorf("--advertise %s: %w", cfg.Advertise, err)
 	}
-	if !dialable(ips[0]) {
+	if !dialable(ips[0]) || ips[0].Is6() && ips[0].IsLinkLocalUnicast() { // whose zone is each machine's own
 		return nil, 0, fmt.Errorf("peers cannot dial %s; give --advertise HOST:PORT with an address of this machine", cfg.Advertise)
 	}
 	return ips[0].AsSlice(), int(tcpPort), nil

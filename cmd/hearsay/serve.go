@@ -120,28 +120,30 @@ func (f *serveFlags) groups() []flagGroup {
 			s.DurationVar(&f.daemon.FirstByteTimeout, "first-byte-timeout", 10*time.Minute, "longest wait for an answer's first byte, or for all of a short one, over all tries")
 			s.DurationVar(&f.daemon.IdleTimeout, "idle-timeout", 5*time.Minute, "longest wait from one piece of an answer to the next")
 		}),
-		group("Peers", func(s *pflag.FlagSet) {
-			s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default that of --peer-cert, or host name and peer port")
-			s.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7946", "`address` of the peer port")
-			s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
-			s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
-			s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
-			s.StringVar(&f.gossip, "gossip", "delta", "`mode`: delta tells each peer what has changed since what it holds, paper the complete tree each interval")
-			s.StringVar(&f.cert.Cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides); it is for --name, and read again when it changes, as the next three are")
-			s.StringVar(&f.cert.Key, "peer-key", "", "key `file` of this node")
-			s.StringVar(&f.cert.CA, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
-			s.StringVar(&f.cert.Revoked, "peer-revoked", "", "`file` of certificates that count no more, a line each: serial HEX, or name NAME")
-			s.BoolVar(&f.mesh.Insecure, "insecure-peers", false, "accept any peer, on any address, in the clear")
-			s.StringVar(&f.clusterKey, "cluster-key", "", "`file` with the cluster's secret, which keys the names of prefixes")
-			s.DurationVar(&f.mesh.LinkDelay, "link-delay", 0, "experiments: one-way latency added to every peer message")
-			s.DurationVar(&f.mesh.LinkJitter, "link-jitter", 0, "experiments: random part of that latency, plus or minus")
-		}),
+		group("Peers", f.peerFlags),
 		group("Operation", func(s *pflag.FlagSet) {
 			s.StringVar(&f.config, "config", "", "YAML `file` of flags by their names")
 			s.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 			s.BoolVar(&f.logJSON, "log-json", false, "log as JSON")
 		}),
 	}
+}
+
+func (f *serveFlags) peerFlags(s *pflag.FlagSet) {
+	s.StringVar(&f.name, "name", "", "`name` of this node, unique in the cluster; default that of --peer-cert, or host name and peer port")
+	s.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7946", "`address` of the peer port")
+	s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
+	s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
+	s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
+	s.StringVar(&f.gossip, "gossip", "delta", "`mode`: delta tells each peer what has changed since what it holds, paper the complete tree each interval")
+	s.StringVar(&f.cert.Cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides); it is for --name, and read again when it changes, as the next three are")
+	s.StringVar(&f.cert.Key, "peer-key", "", "key `file` of this node")
+	s.StringVar(&f.cert.CA, "peer-ca", "", "`file` of the authority that signs the peers' certificates")
+	s.StringVar(&f.cert.Revoked, "peer-revoked", "", "`file` of certificates that count no more, a line each: serial HEX, or name NAME")
+	s.BoolVar(&f.mesh.Insecure, "insecure-peers", false, "accept any peer, on any address, in the clear")
+	s.StringVar(&f.clusterKey, "cluster-key", "", "`file` with the cluster's secret, which keys the names of prefixes")
+	s.DurationVar(&f.mesh.LinkDelay, "link-delay", 0, "experiments: one-way latency added to every peer message")
+	s.DurationVar(&f.mesh.LinkJitter, "link-jitter", 0, "experiments: random part of that latency, plus or minus")
 }
 
 // run is the life of one node.
