@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -98,21 +100,24 @@ func TestTrialOfAnEngineWithoutCompletions(t *testing.T) {
 		{[]string{completions, chats}, completions + " " + chats, "ready"},
 	} {
 		inBubble(t, func(t *testing.T) {
+			var mu sync.Mutex
 			var tried []string
-			frozen := true
+			var thawed atomic.Bool
 			e := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				switch {
 				case r.URL.Path == modelsPath:
 					_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
 				case r.Header.Get(requestIDHeader) == "":
+					mu.Lock()
 					tried = append(tried, r.URL.Path)
+					mu.Unlock()
 					if slices.Contains(test.lacks, r.URL.Path) {
 						w.WriteHeader(http.StatusNotFound)
 						return
 					}
 					fallthrough
 				default:
-					if frozen {
+					if !thawed.Load() {
 						<-r.Context().Done()
 					}
 				}
@@ -127,15 +132,17 @@ func TestTrialOfAnEngineWithoutCompletions(t *testing.T) {
 				}
 			}
 			time.Sleep(trialTimeout + time.Second)
+			mu.Lock()
 			if state := c.nodes["n1"].Status().EngineState; state != test.state || strings.Join(tried, " ") != test.tried {
 				t.Errorf("without %v: tried %v and is %s", test.lacks, tried, state)
 			}
+			mu.Unlock()
 			if test.state == "ready" { // one client is enough to see that it is stuck
 				if status, again := ask(), ask(); status != http.StatusGatewayTimeout || again != http.StatusServiceUnavailable {
 					t.Errorf("then: %d, %d", status, again)
 				}
 			}
-			frozen = false
+			thawed.Store(true)
 			time.Sleep(2 * (trialWaitMax + trialTimeout))
 			if status := ask(); status != http.StatusOK {
 				t.Errorf("after it has thawed: %d", status)
