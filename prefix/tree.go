@@ -16,8 +16,9 @@ type Tree struct {
 	free   int32   // removed blocks, linked by next
 	tail   tail
 
-	draft    draft     // of the next snapshot: the present set
+	draft    draft     // of the next snapshot: the blocks that are told
 	snapshot *Snapshot // of it, nil while none is taken
+	gone     int       // blocks that were told and have gone since the last
 }
 
 type block struct {
@@ -28,6 +29,7 @@ type block struct {
 	prev, next   int32 // siblings, newest first
 	newer, older int32 // by last touch
 	last         bool  // stands in the tail
+	told         bool  // stands in the draft
 }
 
 // Tokens are counted in fixed point: a block's share of its text's tokens is a
@@ -56,7 +58,7 @@ func (t *Tree) Clear() {
 	t.units, t.free = 0, 0
 	t.index = map[Hash]int32{}
 	t.blocks = make([]block, 1)
-	t.draft, t.snapshot, t.tail = draft{}, nil, tail{}
+	t.draft, t.snapshot, t.gone, t.tail = draft{}, nil, t.gone+t.draft.n, tail{}
 }
 
 // Len returns the number of blocks held.
@@ -149,17 +151,6 @@ func (t *Tree) SetMaxTokens(n int) (evicted int) {
 	return t.evict()
 }
 
-// Snapshot returns the blocks held now. While they do not change it returns the
-// same pointer; touching a block is not a change. A new one costs what changed
-// since the last, some 300 ns a block, and a copy of the list of pages, 8 bytes for
-// every 10 to 20 blocks held.
-func (t *Tree) Snapshot() *Snapshot {
-	if t.snapshot == nil {
-		t.snapshot = t.draft.take()
-	}
-	return t.snapshot
-}
-
 func units(tokens int) int64 { return int64(max(0, min(tokens, maxTokens))) * unitsPerToken }
 
 func (t *Tree) evict() (evicted int) {
@@ -188,8 +179,6 @@ func (t *Tree) add(parent int32, h Hash) int32 {
 	t.blocks[parent].child = i
 	t.touch(i)
 	t.index[h] = i
-	t.draft.put(h, t.blocks[parent].hash)
-	t.snapshot = nil
 	return i
 }
 
@@ -206,12 +195,14 @@ func (t *Tree) remove(i int32) {
 	}
 	t.shorten(i)
 	t.blocks[b.newer].older, t.blocks[b.older].newer = b.older, b.newer
+	if b.told {
+		t.untell(i)
+		t.gone++
+	}
 	t.blocks[i] = block{next: t.free}
 	t.free = i
 	delete(t.index, b.hash)
-	t.draft.drop(b.hash)
 	t.units -= b.units
-	t.snapshot = nil
 }
 
 // touch makes i the most recent block.

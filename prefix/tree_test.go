@@ -181,6 +181,57 @@ func TestTreeIsItsModel(t *testing.T) {
 	})
 }
 
+// Told to those with little room, a tree is its most recently used part, reached by
+// no more changes at a time than may be told: always a part of it, and prefix-closed.
+func TestATreeIsToldInPart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tree, parents := NewTree(1<<20, rapid.IntRange(1, 60).Draw(t, "max blocks")), map[Hash]Hash{}
+		most := rapid.IntRange(0, 60).Draw(t, "most")
+		var last *Snapshot
+		tell := func(t *rapid.T, changes int) {
+			s := tree.Tell(most, changes)
+			come := 0
+			for h, parent := range s.All() {
+				if !tree.Has(h) || parent != parents[h] || parent != 0 && !s.Has(parent) {
+					t.Fatalf("%x is told under %x; held: %v", h, parent, tree.Has(h))
+				}
+			}
+			for range s.Since(last) {
+				come++
+			}
+			if s.Len() > most || come > changes || tree.Untold() != tree.Len()-s.Len() {
+				t.Fatalf("%d of %d blocks are told, of %d at most; %d came, of %d", s.Len(), tree.Len(), most, come, changes)
+			}
+			last = s
+		}
+		text := rapid.StringOfN(rapid.RuneFrom([]rune("abc")), 0, 20, -1)
+		t.Repeat(map[string]func(*rapid.T){
+			"insert": func(t *rapid.T) {
+				c := chainOf(text.Draw(t, "text"))
+				for i, h := range c {
+					parents[h] = append(Chain{0}, c...)[i]
+				}
+				tree.Insert(c, 10*len(c))
+			},
+			"prune": func(t *rapid.T) { tree.Prune(chainOf(text.Draw(t, "text")), 2) },
+			"clear": func(t *rapid.T) {
+				if rapid.IntRange(0, 9).Draw(t, "rarely") == 0 {
+					tree.Clear()
+				}
+			},
+			"tell": func(t *rapid.T) { tell(t, rapid.IntRange(0, 20).Draw(t, "changes")) },
+		})
+		for range 60 {
+			tell(t, 3)
+		}
+		for i, place := tree.blocks[0].older, 0; i != 0; i, place = tree.blocks[i].older, place+1 {
+			if last.Has(tree.blocks[i].hash) != (place < most) {
+				t.Fatalf("block %d by age is told: %v; of %d at most", place, place >= most, most)
+			}
+		}
+	})
+}
+
 // insertClipped inserts into the model, where blocks beyond maxBlocks come and go
 // at once, and returns how many of the others were evicted.
 func insertClipped(model *naiveTree, s string, tokens int) int {
