@@ -1,8 +1,13 @@
 package daemon
 
 import (
+	"bytes"
+	"context"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,6 +199,87 @@ func TestClockThatWentBackOverARestart(t *testing.T) {
 		time.Sleep(time.Second)
 		if r := c.complete("n1", prompt("law", 40)); r.header.Get(nodeHeader) != "n2" {
 			t.Errorf("served by %s; n1 believes %+v", r.header.Get(nodeHeader), c.believed("n1", "n2"))
+		}
+	})
+}
+
+// A wiretap keeps what crosses the connections that a node dials, those of rumors apart.
+type wiretap struct {
+	mu          sync.Mutex
+	rumors, all bytes.Buffer
+}
+
+type tapped struct {
+	net.Conn
+	tap    *wiretap
+	rumors atomic.Bool
+}
+
+func (w *wiretap) dial(next func(context.Context, string) (net.Conn, error)) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		conn, err := next(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &tapped{Conn: conn, tap: w}, nil
+	}
+}
+
+func (c *tapped) keep(b []byte) {
+	c.tap.mu.Lock()
+	defer c.tap.mu.Unlock()
+	c.tap.all.Write(b)
+	if c.rumors.Load() {
+		c.tap.rumors.Write(b)
+	}
+}
+
+func (c *tapped) Write(b []byte) (int, error) {
+	if bytes.HasPrefix(b, []byte("GET /hearsay/v1/rumors")) {
+		c.rumors.Store(true)
+	}
+	c.keep(b)
+	return c.Conn.Write(b)
+}
+
+func (c *tapped) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.keep(b[:n])
+	return n, err
+}
+
+// Rumors hold no piece of a prompt, of an answer or of a client's key, and nothing
+// between nodes holds the cluster's.
+func TestRumorsTellNoText(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const secret = "a-secret-of-the-cluster"
+		s, tap := stubs{}, &wiretap{}
+		c := newCluster(t, 2, s.engineOf, longest, func(c *Config) {
+			c.Key = prefix.Key(secret)
+			c.Mesh.Dial = tap.dial(c.Mesh.Dial)
+		})
+		text := prompt("law", 40)
+		for _, at := range []string{"n1", "n2", "n1"} {
+			if r := c.complete(at, text); r.status != 200 {
+				t.Fatalf("%d %s", r.status, r.body)
+			}
+			time.Sleep(time.Second)
+		}
+		if c.believed("n2", "n1").TreeBlocks+c.believed("n1", "n2").TreeBlocks == 0 {
+			t.Fatal("no tree was told")
+		}
+		tap.mu.Lock()
+		defer tap.mu.Unlock()
+		if !bytes.Contains(tap.all.Bytes(), []byte(text[:64])) {
+			t.Error("the tap has not heard the forward")
+		}
+		for i := 0; i+8 <= len(text); i++ {
+			if piece := []byte(text[i : i+8]); bytes.Contains(tap.rumors.Bytes(), piece) {
+				t.Fatalf("a rumor tells %q", piece)
+			}
+		}
+		if bytes.Contains(tap.rumors.Bytes(), []byte("ok from")) || bytes.Contains(tap.all.Bytes(), []byte(secret)) {
+			t.Error("a rumor tells an answer, or somebody the cluster's key")
 		}
 	})
 }
