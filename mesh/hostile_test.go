@@ -198,6 +198,36 @@ func TestHostileMembership(t *testing.T) {
 	})
 }
 
+// Whatever comes on a rumor stream is a rumor of the peer's that a view takes in, or
+// ends the stream.
+func FuzzStream(f *testing.F) {
+	tree := bigTree(200)
+	whole := gossip.Rumor{Author: "n1", Life: 1, Version: 1, Every: time.Second, Models: []string{"m"}, Tree: tree}
+	f.Add(frame(frameRumor, whole.AppendBinary(make([]byte, frameHeader))))
+	change := whole
+	change.Version, change.Change = 2, &gossip.Change{Since: 1, Blocks: tree.Len()}
+	f.Add(append(ack{1, 2}.frame(), frame(frameRumor, change.AppendBinary(make([]byte, frameHeader)))...))
+	f.Add(append(hold{1, 2, 3}.frame(), frame(frameGoodbye, make([]byte, frameHeader))...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		view, now := gossip.NewView(gossip.Config{Self: "n2"}), time.Unix(1e9, 0)
+		view.Hear(now, whole)
+		m := &Mesh{cfg: Config{Name: "n2", Told: view.Told}}
+		m.cfg.OnRumor = func(r gossip.Rumor) {
+			if r.Author != "n1" {
+				t.Errorf("heard %q", r.Author)
+			}
+			view.Hear(now, r)
+		}
+		m.cfg.setDefaults()
+		m.port = newPort(&port{name: "n2", log: m.cfg.Log, wg: &m.wg, ctx: t.Context()})
+		p := &peer{Peer: Peer{Name: "n1", State: StateAlive}}
+		if err := m.newStream(p, scripted{script: bytes.NewReader(b)}, upgradeRumors.most).read(); err == nil {
+			t.Error("it never ends")
+		}
+		view.Match("n1", nil)
+	})
+}
+
 // What this node's own memberlist sends passes the sieve, to the last byte.
 func TestSieveKnowsItsOwn(t *testing.T) {
 	for _, members := range []int{0, 1, 9} {
