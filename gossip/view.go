@@ -250,6 +250,9 @@ func (v *View) Suspected(now time.Time, peer string) bool {
 	return p == nil || v.suspected(now, p)
 }
 
+// Len returns the number of peers.
+func (v *View) Len() int { return len(v.peers) }
+
 // Peers returns what is believed of all peers, by name.
 func (v *View) Peers(now time.Time) []Peer {
 	all := make([]Peer, 0, len(v.peers))

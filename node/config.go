@@ -31,6 +31,9 @@ type Config struct {
 	LearnCapacity bool
 	MaxBlocks     int // of the tree, and so of a rumor (9 bytes each); 131072, 8 MiB of text
 
+	RumorBytes int // a second, of all rumors that this node sends: beyond it blocks are told later, the most recently used first; 1 MiB; negative: no limit
+	PeerBytes  int // memory of what is believed of all peers, which all nodes spare one another; 256 MiB, room for 13 million blocks
+
 	// QueueThreshold is how many requests may be here, running or waiting, before
 	// peers are asked to pause; 8. A batching engine runs about that many with
 	// little loss to each; every further prefill is one more that a newcomer
@@ -75,6 +78,7 @@ func (c Config) Validate() error {
 	check(d.SuspectAfter > 0, "SuspectAfter %d: a peer needs at least one interval to speak", c.SuspectAfter)
 	check(c.CapacityTokens >= 0, "CapacityTokens %d: give the engine's capacity, or 0 when it is not known", c.CapacityTokens)
 	check(d.MaxBlocks > 0 && d.MaxBlocks <= prefix.MaxBlocks, "MaxBlocks %d: choose between 1 and %d", c.MaxBlocks, prefix.MaxBlocks)
+	check(d.PeerBytes > 0, "PeerBytes %d: peers need some memory", c.PeerBytes)
 	check(d.QueueThreshold > 0, "QueueThreshold %d: at least one request must be allowed to wait", c.QueueThreshold)
 	check(d.PauseFor > 0 && d.PauseFor <= gossip.MaxInterval, "PauseFor %v: choose at most %v", c.PauseFor, gossip.MaxInterval)
 	check(d.WarmShare > 0 && d.WarmShare <= 1, "WarmShare %v: choose at most 1, or NoWarming", c.WarmShare)
@@ -90,6 +94,8 @@ func (c Config) WithDefaults() Config {
 	c.Poll = cmp.Or(c.Poll, defaultPoll)
 	c.SuspectAfter = cmp.Or(c.SuspectAfter, defaultSuspectAfter)
 	c.MaxBlocks = cmp.Or(c.MaxBlocks, defaultMaxBlocks)
+	c.RumorBytes = cmp.Or(c.RumorBytes, defaultRumorBytes)
+	c.PeerBytes = cmp.Or(c.PeerBytes, defaultPeerBytes)
 	c.QueueThreshold = cmp.Or(c.QueueThreshold, defaultQueueThreshold)
 	c.PauseFor = cmp.Or(c.PauseFor, min(defaultPausePolls*c.Poll, gossip.MaxInterval))
 	c.WarmShare = cmp.Or(c.WarmShare, defaultWarmShare)

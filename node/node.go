@@ -35,6 +35,8 @@ type Node struct {
 	gauge  gauge // of the engine's cache, where Config.LearnCapacity
 
 	version     uint64   // of the last rumor spoken
+	purse       purse    // of rumors
+	untold      int      // blocks that the last one left out
 	serving     []string // models, by the engine's word
 	down        bool
 	queue       int
@@ -297,7 +299,7 @@ func (n *Node) Speak(now time.Time) gossip.Rumor {
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
-		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tree.Snapshot(), Load: n.load(now),
+		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tell(now), Load: n.load(now),
 	}
 }
 

@@ -15,6 +15,7 @@ type Status struct {
 	Down           bool
 	Models         []string // that the engine has listed
 	TreeBlocks     int
+	Untold         int // of them, those that the last rumor left out for want of bytes or memory
 	TreeTokens     int
 	CapacityTokens int                // as told; 0 when not known
 	CapacityLearnt int                // as believed, 0 when nothing speaks for a limit; where Config.LearnCapacity
@@ -81,7 +82,7 @@ func (n *Node) Status(now time.Time) Status {
 		Name: n.cfg.Name, Life: n.cfg.Life, Version: n.version, Policy: n.cfg.Policy.Name(), Poll: n.cfg.Poll,
 		Queue: n.queue, PausedFor: n.pause(now), Pauses: n.pauses,
 		Down: n.down, Models: n.serving,
-		TreeBlocks: n.tree.Len(), TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
+		TreeBlocks: n.tree.Len(), Untold: n.untold, TreeTokens: n.tree.Tokens(), CapacityTokens: n.cfg.CapacityTokens,
 		CapacityLearnt: n.gauge.tokens, Losses: n.gauge.losses,
 		BytesPerToken: map[string]float64{},
 		Here:          n.here, There: n.there, NameClashes: n.clashes,

@@ -189,7 +189,7 @@ func TestATreeIsToldInPart(t *testing.T) {
 		most := rapid.IntRange(0, 60).Draw(t, "most")
 		var last *Snapshot
 		tell := func(t *rapid.T, changes int) {
-			s := tree.Tell(most, changes)
+			s, _ := tree.Tell(most, changes)
 			come := 0
 			for h, parent := range s.All() {
 				if !tree.Has(h) || parent != parents[h] || parent != 0 && !s.Has(parent) {
