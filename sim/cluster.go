@@ -103,6 +103,9 @@ func (c *cluster) start(m *member) {
 		// node counts tokens as it would beside an engine with a tokenizer.
 		BytesPerToken: float64(prefix.BlockBytes) / float64(c.cfg.BlockTokens),
 	}
+	if c.cfg.Whole {
+		cfg.RumorBytes = -1
+	}
 	if c.mode.fetchTrees {
 		cfg.Poll = node.MaxPoll // its rumors are answers: silence between two means nothing
 	}
