@@ -97,6 +97,19 @@ func (e *events) forgot(names []prefix.Hash) {
 	}
 }
 
+// tells says whether a promise is known in tokens.
+func (e *events) tells(chain prefix.Chain, blocks int) bool {
+	_, known := e.memo.Tokens(chain, blocks)
+	return known || blocks == 0
+}
+
+// found learns what an engine has found of a promise that was known in text alone.
+func (e *events) found(q *request, res result) {
+	if res.known && res.usage.Cached > 0 && !e.tells(q.route.Chain, res.decision.Match) {
+		e.memo.Found(q.route.Chain, res.decision.Match, res.usage.Cached)
+	}
+}
+
 // expect puts what is known in tokens in the place of an estimate.
 func (e *events) expect(chain prefix.Chain, decision *node.Decision) {
 	if tokens, known := e.memo.Tokens(chain, decision.Match); known {
@@ -104,10 +117,14 @@ func (e *events) expect(chain prefix.Chain, decision *node.Decision) {
 	}
 }
 
-// begun tells of a request whose prompt this node's engine has computed.
-func (e *events) begun(q *request) {
+// begun tells of a request whose prompt an engine has computed. Of one that was
+// computed elsewhere only as much has to be known as is promised.
+func (e *events) begun(q *request, decision node.Decision) {
 	d := q.endpoint.Dialect
-	if d != dialect.Chat && d != dialect.Completion || q.route.Bytes == 0 || len(q.body) > promptMax || e.memo.Knows(q.route.Chain) {
+	if d != dialect.Chat && d != dialect.Completion || q.route.Bytes == 0 || len(q.body) > promptMax {
+		return
+	}
+	if decision.Self && e.memo.Knows(q.route.Chain) || !decision.Self && e.tells(q.route.Chain, decision.Match) {
 		return
 	}
 	body := q.body

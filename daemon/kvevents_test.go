@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,10 +15,13 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/hearsay-project/hearsay/emulate"
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/engine/kvevents"
+	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/mesh/memnet"
+	"github.com/hearsay-project/hearsay/workload"
 )
 
 // publishing is an emulated engine that publishes in memory, and can be started anew.
@@ -25,23 +31,27 @@ type publishing struct {
 	publisher *kvevents.Publisher
 }
 
-// newPublishing starts a node beside one, which is told nothing but events: of what
-// the engine finds cached, and how much it holds, it hears nothing.
-func newPublishing(t *testing.T, nodes int, change ...func(*emulated.Config)) (*publishing, *cluster) {
+// newPublishing starts one. Beside it goes a node with what follow makes of its Config.
+func newPublishing(t *testing.T, dialect string, change ...func(*emulated.Config)) *publishing {
 	p := &publishing{network: memnet.New()}
-	change = append(change, func(c *emulated.Config) {
-		c.Profile.CapacityTokens, c.TokenBytes = 2048, 0
-		p.publish(t)
-		c.Publisher = p.publisher
-	})
-	p.foreignEngine = newForeign(t, "", change...)
-	c := newCluster(t, nodes, func(string) http.RoundTripper { return engine.Local{Handler: p} }, func(c *Config) {
-		c.KVEvents = kvevents.Config{
-			Endpoint: "tcp://engine:5557", Replay: "tcp://engine:5558",
-			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return p.network.Dial(ctx, addr) },
-		}
-	})
+	p.publish(t)
 	t.Cleanup(func() { p.publisher.Close() })
+	p.foreignEngine = newForeign(t, dialect, append(change, func(c *emulated.Config) { c.Publisher = p.publisher })...)
+	return p
+}
+
+func (p *publishing) follow(c *Config) {
+	c.KVEvents = kvevents.Config{
+		Endpoint: "tcp://engine:5557", Replay: "tcp://engine:5558",
+		Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return p.network.Dial(ctx, addr) },
+	}
+}
+
+// onlyEvents starts a node beside an engine of which it is told nothing but events: it
+// believes that the engine holds far more than it does.
+func onlyEvents(t *testing.T) (*publishing, *cluster) {
+	p := newPublishing(t, "", func(c *emulated.Config) { c.Profile.CapacityTokens, c.TokenBytes = 2048, 0 })
+	c := newCluster(t, 1, func(string) http.RoundTripper { return engine.Local{Handler: p} }, p.follow)
 	time.Sleep(5 * time.Second)
 	return p, c
 }
@@ -91,7 +101,7 @@ func topicQuestion(topic, i int) string {
 // far more, and what it holds is promised to the block of tokens: by its events alone.
 func TestEventsKeepPromisesTrue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		_, c := newPublishing(t, 1)
+		_, c := onlyEvents(t)
 		var off, points, warm, evicted int
 		const topics, rounds = 8, 20
 		for i := range topics * rounds {
@@ -123,7 +133,7 @@ func TestEventsKeepPromisesTrue(t *testing.T) {
 // before any request finds out.
 func TestEventsTellOfARestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p, c := newPublishing(t, 1)
+		p, c := onlyEvents(t)
 		for i := range 4 {
 			promised(t, c, topicQuestion(1, i))
 		}
@@ -142,4 +152,66 @@ func TestEventsTellOfARestart(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The paper's prompts, and conversations, to four nodes whose engines publish events and
+// whose caches evict: promises are true to the block, but for a topic's first prompts.
+func TestPromisesByEvents(t *testing.T) {
+	for _, tc := range []struct {
+		workload        string
+		requests, holds int
+	}{{"mmlu", 2000, 13_000}} {
+		folder := "../../shared/data/" + tc.workload
+		if _, err := os.Stat(folder); err != nil {
+			t.Skipf("no ../shared/data/%s beside the repository", tc.workload)
+		}
+		load, err := workload.New(workload.Config{Name: tc.workload, Data: folder, Requests: tc.requests, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		inBubble(t, func(t *testing.T) {
+			var engines []*publishing
+			c := newCluster(t, 4, func(string) http.RoundTripper {
+				p := newPublishing(t, "vllm", func(c *emulated.Config) {
+					c.Profile, _ = emulate.ByName("paper")
+					c.Profile.CapacityTokens, c.TokenBytes = tc.holds, 0
+				})
+				engines = append(engines, p)
+				return engine.Local{Handler: p}
+			}, func(c *Config) {
+				c.EngineKind, c.Node.CapacityTokens = probe.VLLM, 0
+				engines[len(engines)-1].follow(c)
+			})
+			time.Sleep(5 * time.Second)
+			off, near, before := 0.0, 0, 0
+			for i := range tc.requests {
+				body, _ := json.Marshal(map[string]any{"prompt": load.Request(i).Prompt, "max_tokens": 1})
+				r := c.do(t.Context(), fmt.Sprintf("n%d", i%4+1), http.MethodPost, "/v1/completions", string(body))
+				var answer struct {
+					Usage struct {
+						Prompt int `json:"prompt_tokens"`
+					} `json:"usage"`
+				}
+				if err := json.Unmarshal(r.body, &answer); err != nil || r.status != 200 {
+					t.Fatalf("%d %s, %v", r.status, r.body, err)
+				}
+				time.Sleep(100 * time.Millisecond)
+				after := 0
+				for _, p := range engines {
+					after += p.found()
+				}
+				expected, _ := strconv.Atoi(r.header.Get(expectedHeader))
+				apart := expected - (after - before)
+				before = after
+				off += 100 * math.Abs(float64(apart)) / float64(answer.Usage.Prompt) / float64(tc.requests)
+				if max(apart, -apart) <= 16 {
+					near++
+				}
+			}
+			t.Logf("%s, caches of %d tokens: off by %.2f points, %.1f %% within a page", tc.workload, tc.holds, off, 100*float64(near)/float64(tc.requests))
+			if off > 1.5 {
+				t.Errorf("%s: promises are off by %.2f points", tc.workload, off)
+			}
+		})
+	}
 }

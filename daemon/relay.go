@@ -45,8 +45,8 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
-	} else if decision.Self && d.events != nil {
-		d.events.begun(q)
+	} else if d.events != nil {
+		d.events.begun(q, decision)
 	}
 	report := p.begin(decision, a)
 	copyEndToEnd(w.Header(), a.resp.Header)
@@ -80,6 +80,9 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	res.known = d.cachedKnown(q, res)
 	if res.outcome == outcomeOK && q.route.Bytes > 0 && res.resumed == 0 {
 		d.learn(q, res, p.scanner)
+		if d.events != nil {
+			d.events.found(q, res)
+		}
 	}
 	return res
 }

@@ -53,11 +53,13 @@ type CacheStats struct {
 // it is told otherwise (--page-size).
 const maxBlocks = 1 << 21
 
+const defaultBlockSize = 16
+
 // NewCache returns an empty cache. forgot is told the names of blocks that have just
 // been evicted, in the order of their removal, outside of any lock and from the
 // goroutine that applied the events; it may be nil.
 func NewCache(forgot func(names []prefix.Hash)) *Cache {
-	return &Cache{forgot: forgot, ranks: map[int]*rankCache{}, names: map[prefix.Hash]int32{}}
+	return &Cache{forgot: forgot, blockSize: defaultBlockSize, ranks: map[int]*rankCache{}, names: map[prefix.Hash]int32{}}
 }
 
 // A Space is what makes equal tokens different blocks of a cache.
@@ -86,7 +88,8 @@ func after(h prefix.Hash, tokens []uint32, extra uint64, scratch []byte) (prefix
 	return prefix.Hash(xxh3.HashSeed(scratch, uint64(h))), scratch
 }
 
-// BlockSize is how many tokens the engine's blocks have, 0 until it has stored one.
+// BlockSize is how many tokens the engine's blocks have; until it has stored one, what
+// vLLM's have by default.
 func (c *Cache) BlockSize() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,13 +105,9 @@ func (c *Cache) Stats() CacheStats {
 	return s
 }
 
-// Names names the whole blocks of a prompt of these tokens, for blocks of the
-// engine's size; nil until that is known.
+// Names names the whole blocks of a prompt of these tokens, for blocks of BlockSize.
 func (c *Cache) Names(s Space, tokens []uint32) prefix.Chain {
 	size := c.BlockSize()
-	if size == 0 {
-		return nil
-	}
 	chain := make(prefix.Chain, 0, len(tokens)/size)
 	h := s.root(size)
 	var scratch []byte
@@ -181,7 +180,7 @@ func (c *Cache) locked(f func()) {
 }
 
 func (c *Cache) store(r *rankCache, e *Event, scratch []byte) []byte {
-	if c.blockSize == 0 {
+	if len(c.names) == 0 {
 		c.blockSize = e.BlockSize
 	}
 	h := Space{e.Adapter, e.Salt}.root(c.blockSize)
@@ -247,9 +246,6 @@ func (c *Cache) clear(r *rankCache) {
 		c.drop(b.name)
 	}
 	*r = rankCache{group: -1, blocks: map[uint64]held{}}
-	if len(c.names) == 0 {
-		c.blockSize = 0
-	}
 }
 
 func (c *Cache) held() (n int) {

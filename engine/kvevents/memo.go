@@ -23,17 +23,20 @@ type Memo struct {
 	max int // of texts
 
 	mu    sync.Mutex
+	size  int // of blocks of tokens
 	texts map[prefix.Hash]covered
 	needs map[prefix.Hash][]prefix.Hash // by block of tokens: the first blocks of text that need it
 	ring  []prefix.Hash                 // of texts, in the order in which they came
 	next  int                           // place in the ring
+
+	shares, older map[prefix.Hash]int32 // tokens that prompts find cached which part after a block of text
 }
 
 // covered says what of its prompt's tokens a block of text needs that those before
 // it do not.
 type covered struct {
-	names  prefix.Chain // of blocks
-	tokens int32        // that a prompt finds cached which shares this block of text and no more
+	names prefix.Chain // of blocks that end in it
+	next  prefix.Hash  // block of text after it in the prompt that it was learnt from; 0 for none
 }
 
 // noText stands in Memo.needs for the end of a prompt, where tokens are not of its
@@ -44,7 +47,7 @@ const maxTexts = 1 << 17
 
 // NewMemo returns an empty memo.
 func NewMemo() *Memo {
-	return &Memo{max: maxTexts, texts: map[prefix.Hash]covered{}, needs: map[prefix.Hash][]prefix.Hash{}}
+	return &Memo{max: maxTexts, texts: map[prefix.Hash]covered{}, needs: map[prefix.Hash][]prefix.Hash{}, shares: map[prefix.Hash]int32{}}
 }
 
 // Learn takes in that the text which chain names, of so many bytes, is a prompt of so
@@ -55,49 +58,142 @@ func (m *Memo) Learn(chain prefix.Chain, bytes int, names prefix.Chain, tokens, 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.size != blockSize { // no name has a meaning any more
+		m.size = blockSize
+		m.texts, m.needs = map[prefix.Hash]covered{}, map[prefix.Hash][]prefix.Hash{}
+		m.ring, m.next = nil, 0
+		m.shares, m.older = map[prefix.Hash]int32{}, nil
+	}
 	most := (tokens - 1) / blockSize // an engine computes the last token again
-	known := chain.Longest(m.has)
-	if known > 0 {
-		shared := 0
-		for shared < len(names) && m.needs[names[shared]] != nil {
-			shared++
-		}
-		part := m.texts[chain[known-1]]
-		part.tokens = int32(min(shared, most) * blockSize)
-		m.texts[chain[known-1]] = part
+	known, shared := chain.Longest(m.has), 0
+	for shared < len(names) && m.needs[names[shared]] != nil {
+		shared++
 	}
-	end := func(i int) int { return int(int64(tokens) * int64(i+1) * prefix.BlockBytes / int64(bytes)) }
-	at := 0 // block of tokens
 	if known > 0 {
-		at = min((end(known-1)+blockSize-1)/blockSize, len(names))
+		m.share(chain[known-1], min(shared, most)*blockSize)
+		m.part(chain[:known], names[:shared])
 	}
+	if known == len(chain) {
+		return
+	}
+	m.share(chain[len(chain)-1], most*blockSize)
+	// What is shared and that no block of text needs which is known already, the next
+	// one does: the end of another prompt was taken for its template's.
+	rest := append(m.unclaimed(chain[:known], names[:shared]), names[shared:]...)
+	at, before := 0, len(names)-len(rest)
 	for i := known; i < len(chain); i++ {
+		end := int(int64(tokens) * int64(i+1) * prefix.BlockBytes / int64(bytes))
 		from := at
-		for at < len(names) && at*blockSize < end(i) {
+		for at < len(rest) && (before+at+1)*blockSize <= end {
 			at++
 		}
-		m.add(chain[i], covered{slices.Clone(names[from:at]), int32(min(end(i)/blockSize, most) * blockSize)})
+		c := covered{names: slices.Clone(rest[from:at])}
+		if i+1 < len(chain) {
+			c.next = chain[i+1]
+		}
+		m.add(chain[i], c)
 	}
-	last := m.texts[chain[len(chain)-1]]
-	if tail := names[at:]; known < len(chain) && len(tail) > 0 {
-		last.names = append(last.names, tail...)
-		m.texts[chain[len(chain)-1]] = last
-		for _, name := range tail {
-			m.needs[name] = append(m.needs[name], noText)
+	m.claim(chain[len(chain)-1], rest[at:], noText)
+}
+
+// part takes from blocks of text what they do not need after all: names that a prompt
+// does not have which begins with the same text. Where that ended in tokens was
+// thought to be later than it is, and the block of text after it needs them.
+func (m *Memo) part(chain, names prefix.Chain) {
+	has := make(map[prefix.Hash]bool, len(names))
+	for _, name := range names {
+		has[name] = true
+	}
+	for i, h := range chain {
+		c := m.texts[h]
+		var wrong prefix.Chain
+		kept := c.names[:0]
+		for _, name := range c.names {
+			if has[name] || !slices.Contains(m.needs[name], h) { // or it is at a prompt's end
+				kept = append(kept, name)
+			} else {
+				wrong = append(wrong, name)
+			}
+		}
+		if len(wrong) == 0 {
+			continue
+		}
+		to := c.next
+		for j := i + 1; j < len(chain) && to == chain[j]; j++ {
+			to = m.texts[chain[j]].next
+		}
+		c.names = kept
+		m.texts[h] = c
+		for _, name := range wrong {
+			m.release(name, h)
+		}
+		if m.has(to) {
+			m.claim(to, wrong, to)
+		} else {
+			m.claim(h, wrong, noText)
 		}
 	}
 }
 
-// Tokens is how many tokens a prompt finds cached of which the first so many blocks
-// of text are, where that was learnt.
+// unclaimed returns those names that no block of chain needs.
+func (m *Memo) unclaimed(chain, names prefix.Chain) (rest prefix.Chain) {
+	here := make(map[prefix.Hash]bool, len(chain))
+	for _, h := range chain {
+		here[h] = true
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(m.needs[name], func(h prefix.Hash) bool { return here[h] }) {
+			rest = append(rest, name)
+		}
+	}
+	return rest
+}
+
+// claim adds names to those of a block of text, which needs them or, as noText, but
+// ends with them.
+func (m *Memo) claim(text prefix.Hash, names prefix.Chain, need prefix.Hash) {
+	c := m.texts[text]
+	c.names = append(c.names, names...)
+	m.texts[text] = c
+	for _, name := range names {
+		m.needs[name] = append(m.needs[name], need)
+	}
+}
+
+// release undoes a claim.
+func (m *Memo) release(name, need prefix.Hash) {
+	left := m.needs[name]
+	if i := slices.Index(left, need); i >= 0 {
+		left = slices.Delete(left, i, i+1)
+	}
+	if m.needs[name] = left; len(left) == 0 {
+		delete(m.needs, name)
+	}
+}
+
+// Tokens is how many tokens a prompt finds cached of which the first so many blocks of
+// text are, and no more, where that was learnt.
 func (m *Memo) Tokens(chain prefix.Chain, blocks int) (tokens int, known bool) {
 	if blocks <= 0 || blocks > len(chain) {
 		return 0, false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c, ok := m.texts[chain[blocks-1]]
-	return int(c.tokens), ok
+	n, ok := m.shares[chain[blocks-1]]
+	if !ok {
+		n, ok = m.older[chain[blocks-1]]
+	}
+	return int(n), ok
+}
+
+// Found takes in that a prompt of which the first so many blocks of text were held, and
+// no more, has found tokens cached: so will the next such prompt.
+func (m *Memo) Found(chain prefix.Chain, blocks, tokens int) {
+	if blocks > 0 && blocks <= len(chain) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.share(chain[blocks-1], tokens)
+	}
 }
 
 // Knows says whether the memo was told of all of the text.
@@ -105,6 +201,13 @@ func (m *Memo) Knows(chain prefix.Chain) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return chain.Longest(m.has) == len(chain)
+}
+
+// share remembers what is found cached of prompts that part after a block of text.
+func (m *Memo) share(h prefix.Hash, tokens int) {
+	if m.shares[h] = int32(tokens); len(m.shares) > m.max/2 {
+		m.shares, m.older = map[prefix.Hash]int32{}, m.shares
+	}
 }
 
 // Evicted returns the blocks of text that need one of the blocks of tokens named,
@@ -137,24 +240,18 @@ func (m *Memo) add(h prefix.Hash, c covered) {
 		m.ring[m.next] = h
 		m.next = (m.next + 1) % m.max
 	}
+	names := c.names
+	c.names = nil
 	m.texts[h] = c
-	for _, name := range c.names {
-		m.needs[name] = append(m.needs[name], h)
-	}
+	m.claim(h, names, h)
 }
 
 func (m *Memo) forget(h prefix.Hash) {
 	for _, name := range m.texts[h].names {
-		left := m.needs[name]
-		i := slices.Index(left, h)
-		if i < 0 {
-			i = slices.Index(left, noText)
-		}
-		if i >= 0 {
-			left = slices.Delete(left, i, i+1)
-		}
-		if m.needs[name] = left; len(left) == 0 {
-			delete(m.needs, name)
+		if slices.Contains(m.needs[name], h) {
+			m.release(name, h)
+		} else {
+			m.release(name, noText)
 		}
 	}
 	delete(m.texts, h)

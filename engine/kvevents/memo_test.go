@@ -55,7 +55,7 @@ func TestEvictionReachesTheText(t *testing.T) {
 		}
 		for i, name := range a {
 			got := m.Evicted([]prefix.Hash{name})
-			block := i * size / 10 // that the first token of name is of
+			block := ((i+1)*size - 1) / 10 // that the last token of name is of
 			if !slices.Contains(got, first[block]) {
 				t.Errorf("blocks of %d: the end of block %d takes %v, not block %d of the text", size, i, got, block)
 			}
@@ -68,6 +68,37 @@ func TestEvictionReachesTheText(t *testing.T) {
 	}
 }
 
+// Text that many prompts begin with needs no tokens but theirs: the eviction of one
+// prompt's takes nothing of the others', wherever its end in tokens was thought to be.
+func TestSharedTextNeedsSharedTokens(t *testing.T) {
+	for _, size := range []int{1, 4, 16, 32} {
+		c, m := sized(size), NewMemo()
+		learned := func(letters, tokens string) (prefix.Chain, prefix.Chain) {
+			chain, bytes := text(letters)
+			ids := tokensOf(tokens)
+			names := c.Names(Space{}, ids)
+			m.Learn(chain, bytes, names, len(ids), size)
+			return chain, names
+		}
+		// Of "ab" with 5 tokens each is thought to have many more, in what follows.
+		chains, names := make([]prefix.Chain, 3), make([]prefix.Chain, 3)
+		chains[0], names[0] = learned("abcdef", "acdefghijklmn")
+		chains[1], names[1] = learned("abxyzu", "axyzuvwrstmno")
+		chains[2], names[2] = learned("abxpqr", "axpqrstuvwbcd")
+		for p := range chains {
+			for i, name := range names[p] {
+				got := m.Evicted([]prefix.Hash{name})
+				for other := range chains {
+					gone := slices.ContainsFunc(chains[other], func(h prefix.Hash) bool { return slices.Contains(got, h) })
+					if needs := slices.Contains(names[other], name); gone != needs {
+						t.Errorf("blocks of %d: the end of block %d of prompt %d takes of prompt %d: %v, want %v", size, i, p, other, gone, needs)
+					}
+				}
+			}
+		}
+	}
+}
+
 // Where two prompts part, what both find cached is known to the token, however
 // unevenly tokens are spread.
 func TestSharedTokensAreKnownWherePromptsPart(t *testing.T) {
@@ -75,8 +106,8 @@ func TestSharedTokensAreKnownWherePromptsPart(t *testing.T) {
 	chain, bytes := text("abcd")
 	ids := slices.Concat(tokensOf("aaaab"), []uint32{7, 7, 7}) // 50 of 53 tokens in the first half
 	m.Learn(chain, bytes, c.Names(Space{}, ids), len(ids), 4)
-	if got, ok := m.Tokens(chain, 2); !ok || got != 24 {
-		t.Errorf("half a text of 53 tokens is thought to have %d, %v, want 24: nothing better is known", got, ok)
+	if got, ok := m.Tokens(chain, 2); ok {
+		t.Errorf("half a text is thought to have %d tokens, which nothing has shown", got)
 	}
 	fork, bytes := text("abxy")
 	ids = append(tokensOf("aaaab"), 8, 8, 8)
@@ -89,6 +120,10 @@ func TestSharedTokensAreKnownWherePromptsPart(t *testing.T) {
 	}
 	if _, ok := m.Tokens(fork, 5); ok || !m.Knows(fork) {
 		t.Error("what was learnt is not what is known")
+	}
+	m.Found(fork, 3, 49)
+	if got, ok := m.Tokens(fork, 3); !ok || got != 49 {
+		t.Errorf("an engine found 49 tokens, and %d, %v, are expected next", got, ok)
 	}
 }
 
