@@ -10,12 +10,15 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"math/big"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +29,7 @@ import (
 
 // authority is a CA that signs certificates into files.
 type authority struct {
-	t    *testing.T
+	t    testing.TB
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -35,7 +38,7 @@ type authority struct {
 	serial int64 // of the last certificate
 }
 
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t testing.TB) *authority {
 	t.Helper()
 	a := &authority{t: t, dir: t.TempDir()}
 	a.cert = &x509.Certificate{
@@ -353,4 +356,28 @@ func TestCertificatesRotate(t *testing.T) {
 			t.Errorf("warned %d times in ten minutes", got)
 		}
 	})
+}
+
+// What a stranger costs who shows a certificate of another authority: both ends of the
+// handshake, of which the server's is about half.
+func BenchmarkStranger(b *testing.B) {
+	home, foreign := newAuthority(b), newAuthority(b)
+	p := newPort(&port{name: "n1", cert: home.identity("n1"), log: slog.New(slog.DiscardHandler), wg: new(sync.WaitGroup), ctx: b.Context()})
+	client := foreign.identity("n2").Client("")
+	client.VerifyConnection = nil
+	for b.Loop() {
+		near, far := net.Pipe()
+		go func() {
+			c := tls.Client(near, client)
+			_ = c.Handshake()
+			_, _ = c.Read(make([]byte, 1))
+			near.Close()
+		}()
+		c := p.admit(far, true)
+		if _, err := p.shake(c); err == nil {
+			b.Fatal("let in")
+		}
+		c.Close()
+		clear(p.strangers)
+	}
 }

@@ -38,6 +38,7 @@ func TestCert(t *testing.T) {
 		{[]string{"cert", "node", "gpu6", "--dir", out}, "`hearsay cert ca` makes an authority"},
 		{[]string{"cert", "node", "gpu6", "--dir", ca.dir, "--days", "4000"}, "make it shorter with --days"},
 		{[]string{"serve", "--name", "gpu7", "--peer-cert", filepath.Join(out, "gpu5.pem"), "--peer-key", filepath.Join(out, "gpu5.key"), "--peer-ca", filepath.Join(ca.dir, "ca.pem")}, "is for gpu5, and this node is called gpu7"},
+		{[]string{"serve", "--insecure-peers", "--peer-cert", filepath.Join(out, "gpu5.pem")}, "--insecure-peers must be false where --peer-cert"},
 		{[]string{"serve", "--peer-revoked", filepath.Join(out, "list")}, "--peer-cert is missing"},
 	} {
 		text, err := program(t, c.args...).CombinedOutput()

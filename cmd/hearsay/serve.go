@@ -235,6 +235,7 @@ func (f *serveFlags) check() error {
 		{f.node.Poll >= node.MinPoll && f.node.Poll <= node.MaxPoll, "poll", "20ms to 300s"},
 		{f.mesh.LinkDelay >= 0, "link-delay", "0 or more"},
 		{f.mesh.LinkJitter >= 0 && f.mesh.LinkJitter <= f.mesh.LinkDelay, "link-jitter", "0 to --link-delay"},
+		{!f.mesh.Insecure || f.cert == (cert.Files{}), "insecure-peers", "false where --peer-cert, --peer-key, --peer-ca or --peer-revoked is given"},
 		{f.engine == "builtin" || f.builtin == builtin.Config{}, "engine", "builtin where --model, --tokenizer, --model-name or --context are given"},
 		{f.emulates() || f.emulated == emulated.Config{TimeScale: 1, BlockTokens: 16}, "engine", "emulated where --time-scale, --block-tokens or --token-bytes are given"},
 		{f.emulated.TimeScale > 0, "time-scale", "above 0"},
