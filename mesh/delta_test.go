@@ -24,12 +24,14 @@ type teller struct {
 
 const tellEvery = 100 * time.Millisecond
 
-func startTellers(t *testing.T, network *memnet.Network, count int, whole bool) (all []*teller) {
+func startTellers(t *testing.T, network *memnet.Network, count int, change func(*Config)) (all []*teller) {
 	var nodes []*testNode
 	for i := 1; i <= count; i++ {
 		w := &teller{view: gossip.NewView(gossip.Config{}), tree: prefix.NewTree(1<<30, 4000)}
 		w.testNode = start(t, network, i, seed, func(c *Config) {
-			c.Whole = whole
+			if change != nil {
+				change(c)
+			}
 			c.OnRumor = func(r gossip.Rumor) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
@@ -100,7 +102,7 @@ func TestTreesAreToldByTheirChanges(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			network, rng := memnet.New(), rand.New(rand.NewPCG(1, 1))
-			all := startTellers(t, network, 3, whole)
+			all := startTellers(t, network, 3, func(c *Config) { c.Whole = whole })
 			live(all, rng, 250)
 			mustKnow(t, all)
 			before := all[0].Stats().RumorBytesSent
@@ -127,12 +129,58 @@ func TestTreesAreToldByTheirChanges(t *testing.T) {
 func TestWhatIsForgottenIsToldAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network, rng := memnet.New(), rand.New(rand.NewPCG(1, 1))
-		all := startTellers(t, network, 2, false)
+		all := startTellers(t, network, 2, nil)
 		live(all, rng, 10)
 		all[0].mu.Lock()
 		all[0].view.Forget("n2")
 		all[0].mu.Unlock()
 		live(all, rng, 2)
 		mustKnow(t, all)
+	})
+}
+
+// Whole trees come one after the other where they are limited, and meanwhile those
+// who wait hear that the author lives.
+func TestWholeTreesWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, rng := memnet.New(), rand.New(rand.NewPCG(1, 1))
+		all := startTellers(t, network, 8, func(c *Config) { c.RumorBytes = 20_000 })
+		a := all[0]
+		for range 200 {
+			c := make(prefix.Chain, 20)
+			for i := range c {
+				c[i] = prefix.Hash(rng.Uint64())
+			}
+			a.tree.Insert(c, 320)
+		}
+		began, before := time.Now(), a.Stats().RumorBytesSent
+		knows := func() (n int) {
+			for _, w := range all[1:] {
+				w.mu.Lock()
+				if _, told := w.view.Told(a.name); told > 0 {
+					n++
+				}
+				if w.view.Suspected(time.Now(), a.name) {
+					t.Fatalf("after %v %s thinks that %s is dead", time.Since(began), w.name, a.name)
+				}
+				w.mu.Unlock()
+			}
+			return n
+		}
+		for last := 0; last < 7; last = knows() {
+			a.tell()
+			time.Sleep(tellEvery)
+			synctest.Wait()
+			if n := knows(); n > last+1 {
+				t.Errorf("after %v %d know the tree, %d before", time.Since(began), n, last)
+			}
+			if time.Since(began) > time.Minute {
+				t.Fatalf("%d know the tree", last)
+			}
+		}
+		took := time.Since(began).Seconds()
+		if rate := float64(a.Stats().RumorBytesSent-before) / took; rate > 30_000 || took < 9 {
+			t.Errorf("%.0f bytes a second for %.0f s", rate, took)
+		}
 	})
 }

@@ -55,7 +55,8 @@ type Config struct {
 	// or minus a uniform jitter: the paper's communication delay, for experiments.
 	LinkDelay, LinkJitter time.Duration
 
-	Whole bool // every rumor has the whole tree, as the paper's broadcast, whatever peers hold of it
+	RumorBytes int  // a second: whole trees wait for it to leave room, one after the other; 0: no limit
+	Whole      bool // every rumor has the whole tree, as the paper's broadcast, whatever peers hold of it
 
 	Handler http.Handler // requests forwarded by peers; nil: 404
 
@@ -138,7 +139,7 @@ func Open(cfg Config) (_ *Mesh, err error) {
 		return nil, err
 	}
 	m := &Mesh{
-		cfg: cfg, log: cfg.Log, speech: speech{whole: cfg.Whole}, peers: map[string]*peer{},
+		cfg: cfg, log: cfg.Log, speech: speech{whole: cfg.Whole, rate: float64(cfg.RumorBytes)}, peers: map[string]*peer{},
 		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
 		clashes: map[string]*clash{}, clashSeldom: rate.Sometimes{Interval: time.Minute},
 		parted: make(chan struct{}, 1), opened: time.Now(),

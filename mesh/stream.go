@@ -170,12 +170,12 @@ func (s *stream) sendRumor() error {
 		s.mu.Unlock()
 		return errStuck // it takes small rumors into the buffers of its connection, and reads none
 	}
-	r, encode := s.mesh.speech.since(s.held.life, s.held.told)
+	r, encode, held := s.mesh.speech.since(time.Now(), s.held)
 	if r == nil || r.Version == s.sent {
 		s.mu.Unlock()
 		return nil
 	}
-	s.held, s.sent = hold{life: r.Life, told: r.Version}, r.Version
+	s.held, s.sent = held, r.Version
 	s.mu.Unlock()
 	b := encode()
 	tail := max(0, len(b)-writeStep)
