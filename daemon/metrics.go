@@ -116,6 +116,7 @@ var (
 	descPaused   = desc("hearsay_paused_seconds", "How much longer this node asks its peers to send it nothing.")
 	descPauses   = desc("hearsay_pauses_total", "Pauses that this node has asked its peers for.")
 	descBlocks   = desc("hearsay_tree_blocks", "Blocks in this node's own prefix tree.")
+	descUntold   = desc("hearsay_tree_untold_blocks", "Blocks in this node's own prefix tree that its last rumor left out for want of bytes or memory.")
 	descTokens   = desc("hearsay_tree_tokens", "Tokens that this node's own prefix tree stands for.")
 	descReady    = desc("hearsay_engine_ready", "1 if the engine answers probes and generates, as far as this node can tell without a client's key.")
 	descKV       = desc("hearsay_engine_kv_tokens", "Tokens that the engine's cache is believed to hold; absent while that is not known.")
@@ -152,6 +153,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	emit(prometheus.GaugeValue, descPaused, s.PausedMS/1000)
 	emit(prometheus.CounterValue, descPauses, float64(s.Pauses))
 	emit(prometheus.GaugeValue, descBlocks, float64(s.TreeBlocks))
+	emit(prometheus.GaugeValue, descUntold, float64(s.UntoldBlocks))
 	emit(prometheus.GaugeValue, descTokens, float64(s.TreeTokens))
 	ready := 0.0
 	if c.d.accepts(s.EngineState) {

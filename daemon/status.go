@@ -21,6 +21,7 @@ type Status struct {
 	PausedMS       float64            `json:"paused_ms"`
 	Pauses         int                `json:"pauses"`
 	TreeBlocks     int                `json:"tree_blocks"`
+	UntoldBlocks   int                `json:"untold_blocks"` // of them, that the last rumor left out
 	TreeTokens     int                `json:"tree_tokens"`
 	CapacityTokens int                `json:"capacity_tokens"` // of the tree, as told or learnt; 0 for no limit
 	BytesPerToken  map[string]float64 `json:"bytes_per_token"` // by model, as learnt
@@ -81,7 +82,7 @@ func (d *Daemon) Status() Status {
 		Name: s.Name, Policy: s.Policy, PollMS: milliseconds(s.Poll),
 		LinkDelayMS: milliseconds(d.cfg.Mesh.LinkDelay), LinkJitterMS: milliseconds(d.cfg.Mesh.LinkJitter),
 		Version: s.Version, Queue: s.Queue, PausedMS: milliseconds(s.PausedFor), Pauses: s.Pauses,
-		TreeBlocks: s.TreeBlocks, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
+		TreeBlocks: s.TreeBlocks, UntoldBlocks: s.Untold, TreeTokens: s.TreeTokens, CapacityTokens: s.CapacityLearnt,
 		BytesPerToken: s.BytesPerToken, Here: Totals(s.Here), There: Totals(s.There),
 		EngineState: engineState, EngineError: engineError, Engine: engine, KVEvents: d.events.status(), Models: append([]string{}, s.Models...), Trouble: d.mesh.Trouble(), Peers: []PeerStatus{},
 		Economy: economy,

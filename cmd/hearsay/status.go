@@ -74,8 +74,12 @@ func printStatus(out io.Writer, s daemon.Status) error {
 	if s.CapacityTokens > 0 {
 		capacity = fmt.Sprint(s.CapacityTokens)
 	}
-	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %s tokens)\n",
-		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, capacity)
+	untold := ""
+	if s.UntoldBlocks > 0 {
+		untold = fmt.Sprintf(", %d blocks not told to peers", s.UntoldBlocks)
+	}
+	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %s tokens)%s\n",
+		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, capacity, untold)
 	printEngine(out, s.Engine)
 	for _, t := range []struct {
 		where string
