@@ -28,12 +28,12 @@ import (
 //
 // A larger cluster has more users, not busier ones: a conversation or a trace is
 // replayed side by side, once for every four nodes, by others who share what is shared
-// by design. Caches stay as they are.
+// by design. Caches stay as they are. MMLU's questions are asked once each.
 const (
-	mmluRequests = 3_000 // of a cell of usersNodes nodes; of more nodes in proportion
-	sizeRequests = 1_000 // the same, of the other workloads
-	cellRequests = 8_000 // of any cell, at most
-	usersNodes   = 4
+	mmluRequests = 3_000 // of a cell
+	sizeRequests = 1_000 // of each replay of another workload
+	cellRequests = 8_000 // of a cell, at most: then each replay has fewer
+	usersNodes   = 4     // for each replay
 	cellPoll     = 500 * time.Millisecond
 	cellLink     = 1_250_000_000 // bytes a second into a node, 10 Gbit/s, for what is fetched
 	stuckAfter   = 0.25          // of the run's length, when rumors stick
@@ -74,7 +74,7 @@ type cellSource struct {
 	data     string // under CellsConfig.Data
 	profile  string // emulate.ByName
 	block    int    // tokens; 0 is the workload's own
-	requests int    // of usersNodes nodes
+	requests int    // of a replay
 	caches   []float64
 }
 
