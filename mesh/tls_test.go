@@ -358,6 +358,29 @@ func TestCertificatesRotate(t *testing.T) {
 	})
 }
 
+// A certificate that ends while its node runs is warned of before, not at each look, and
+// parts it from the others at its end; a renewed one brings it back.
+func TestCertificateEnds(t *testing.T) {
+	ca := newAuthority(t)
+	files := map[string]cert.Files{"n1": ca.issue("n1", long(1)), "n2": ca.issue("n2", time.Date(2000, 1, 1, 0, 10, 0, 0, time.UTC))}
+	synctest.Test(t, func(t *testing.T) {
+		nodes := startAll(t, memnet.New(), 2, func(c *Config) { c.Identity = ca.open(files[c.Name]) })
+		time.Sleep(9 * time.Minute)
+		if got := strings.Count(nodes[1].log(), "certificate ends soon"); got != 1 || !connected(nodes) {
+			t.Errorf("warned %d times in nine minutes", got)
+		}
+		time.Sleep(time.Minute + rereadEvery)
+		if nodes[0].linked("n2") || nodes[0].Refused()[cert.Expired] == 0 {
+			t.Errorf("n1 still has a stream with it, and refused %v", nodes[0].Refused())
+		}
+		renewed := ca.issue("n2", long(1)) // over the old
+		if renewed != files["n2"] {
+			t.Fatal("not in the same place")
+		}
+		eventually(t, time.Minute, "they are connected", func() bool { return connected(nodes) })
+	})
+}
+
 // What a stranger costs who shows a certificate of another authority: both ends of the
 // handshake, of which the server's is about half.
 func BenchmarkStranger(b *testing.B) {
