@@ -158,7 +158,7 @@ func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
 		return err
 	}
 	if f.gossip != "delta" && f.gossip != "paper" {
-		return fmt.Errorf("--gossip %q: choose delta or paper", f.gossip)
+		return fmt.Errorf("--gossip %q is no way to tell trees; choose delta or paper", f.gossip)
 	}
 	c.Whole = f.gossip == "paper"
 	if c.Entry, err = sim.ParseEntry(f.entry); err != nil {
