@@ -233,18 +233,20 @@ func (p *port) greeted(c *portConn) {
 	}
 }
 
-// welcome counts a fresh connection among the handshakes, and says whose has to make
-// room for it. It refuses a host that fails too often. It needs the lock.
-func (p *port) welcome(c *portConn) (ok bool, oldest *portConn) {
-	if limit := p.strangers[host(c.RemoteAddr())]; limit != nil && !limit.Allow() {
-		return false, nil
+// unwelcome is why nothing is accepted from addr now, or empty: with certificates
+// because handshakes with its host fail too often, without because the port is full.
+// It needs the lock.
+func (p *port) unwelcome(addr net.Addr) (reason string) {
+	if p.cert == nil {
+		if p.accepted >= connsMax {
+			return refusedFull
+		}
+		return ""
 	}
-	if len(p.greetings) >= greetingsMax {
-		oldest = p.greetings[0]
-		p.greetings = slices.Delete(p.greetings, 0, 1)
+	if limit := p.strangers[host(addr)]; limit != nil && !limit.Allow() {
+		return refusedFlood
 	}
-	p.greetings = append(p.greetings, c)
-	return true, oldest
+	return ""
 }
 
 // distrust slows down the host of a failed handshake.

@@ -6,9 +6,10 @@
 //	rumors      one persistent stream of frames per pair of nodes, upgraded likewise
 //	forwards    every other request, over the same pool as packets, to Config.Handler
 //
-// With TLS the protocol is chosen by ALPN; without, HTTP/2 by prior knowledge
-// (RFC 9113, section 3.3). The bytes are described at the type upgrade and the
-// constants of frame types.
+// With certificates the protocol is chosen by ALPN, and a node is who its certificate
+// says; without, HTTP/2 by prior knowledge (RFC 9113, section 3.3). The bytes are
+// described at the type upgrade and the constants of frame types. What comes for
+// memberlist is checked for its shape before it is passed on.
 // Nothing here waits for a slow peer but the goroutine that writes to it.
 package mesh
 

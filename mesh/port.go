@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -97,28 +98,14 @@ func (c *portConn) Close() error {
 // admit takes a fresh connection in, or closes it and returns nil: when the port
 // is closed or full, or it comes from a host that fails too often.
 func (p *port) admit(raw net.Conn, inbound bool) net.Conn {
-	if p.delay > 0 || p.jitter > 0 {
-		raw = newDelayConn(raw, p.delay, p.jitter, p.wg)
-	}
-	c := &portConn{Conn: raw, port: p}
-	refused, oldest := "", (*portConn)(nil)
+	var c, oldest *portConn
+	refused := ""
 	p.mu.Lock()
-	closed := p.closed
-	switch {
-	case closed || !inbound:
-	case p.cert != nil:
-		var ok bool
-		if ok, oldest = p.welcome(c); !ok {
-			refused = refusedFlood
-		}
-	case p.accepted >= connsMax:
-		refused = refusedFull
-	default:
-		c.counted = true
-		p.accepted++
+	if inbound {
+		refused = p.unwelcome(raw.RemoteAddr())
 	}
-	if !closed && refused == "" {
-		p.open[c] = true
+	if !p.closed && refused == "" {
+		c, oldest = p.take(raw, inbound)
 	}
 	p.mu.Unlock()
 	if oldest != nil {
@@ -131,11 +118,35 @@ func (p *port) admit(raw net.Conn, inbound bool) net.Conn {
 	case refusedFull:
 		p.turnAway(refusedFull, "peer port is full; closing what comes beyond", "connections", connsMax)
 	}
-	if closed || refused != "" {
+	if c == nil {
 		raw.Close()
 		return nil
 	}
 	return c
+}
+
+// take makes a connection one of the port's: dialled, greeted where there are
+// certificates, or let in at once. If there are more to be greeted than are waited
+// for, the oldest has to go. It needs the lock.
+func (p *port) take(raw net.Conn, inbound bool) (c, oldest *portConn) {
+	if p.delay > 0 || p.jitter > 0 {
+		raw = newDelayConn(raw, p.delay, p.jitter, p.wg)
+	}
+	c = &portConn{Conn: raw, port: p}
+	p.open[c] = true
+	switch {
+	case !inbound:
+	case p.cert == nil:
+		c.counted = true
+		p.accepted++
+	default:
+		if len(p.greetings) >= greetingsMax {
+			oldest = p.greetings[0]
+			p.greetings = slices.Delete(p.greetings, 0, 1)
+		}
+		p.greetings = append(p.greetings, c)
+	}
+	return c, oldest
 }
 
 // shut closes every connection and lets no new one in.
