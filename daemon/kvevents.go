@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -21,9 +22,9 @@ import (
 
 // events keeps the node's tree true to what the engine publishes of its cache. The
 // engine speaks of blocks of tokens; the tree, and what peers are told, is of blocks
-// of text (docs/decisions/0012). What links the two is the engine's own tokenizer,
-// which is asked for each prompt that the engine has begun to answer and that is not
-// all known yet: beside the request, never before it.
+// of text (docs/decisions/0013). What links the two is the engine's own tokenizer,
+// which is asked for each prompt that is not all known yet: beside the request, never
+// before it.
 type events struct {
 	d        *Daemon
 	follower *kvevents.Follower
@@ -42,14 +43,16 @@ type uncut struct {
 	bytes int
 	space kvevents.Space
 	model string
+	done  chan struct{} // closed when it was cut, or will not be
 }
 
 const (
 	promptsMax      = 32      // that wait to be cut; more are left uncut
 	promptMax       = 1 << 20 // bytes of a body: with promptsMax it bounds what is held
 	tokenizeTimeout = 2 * time.Second
-	tokensMax       = 16 << 20    // bytes of the engine's answer
-	tokenizeRetry   = time.Minute // after an engine said that it has no tokenizer
+	settleMax       = 20 * time.Millisecond // that an answer waits for the tokens of its prompt
+	tokensMax       = 16 << 20              // bytes of the engine's answer
+	tokenizeRetry   = time.Minute           // after an engine said that it has no tokenizer
 )
 
 func newEvents(d *Daemon) (*events, error) {
@@ -97,46 +100,62 @@ func (e *events) forgot(names []prefix.Hash) {
 	}
 }
 
-// tells says whether a promise is known in tokens.
-func (e *events) tells(chain prefix.Chain, blocks int) bool {
-	_, known := e.memo.Tokens(chain, blocks)
-	return known || blocks == 0
-}
-
-// found learns what an engine has found of a promise that was known in text alone.
-func (e *events) found(q *request, res result) {
-	if res.known && res.usage.Cached > 0 && !e.tells(q.route.Chain, res.decision.Match) {
-		e.memo.Found(q.route.Chain, res.decision.Match, res.usage.Cached)
-	}
+// parted says whether a promise is known in tokens, and not by an estimate.
+func (e *events) parted(chain prefix.Chain, blocks int) bool {
+	_, _, parted := e.memo.Tokens(chain, blocks)
+	return parted || blocks == 0
 }
 
 // expect puts what is known in tokens in the place of an estimate.
 func (e *events) expect(chain prefix.Chain, decision *node.Decision) {
-	if tokens, known := e.memo.Tokens(chain, decision.Match); known {
+	if tokens, known, _ := e.memo.Tokens(chain, decision.Match); known {
 		decision.Expected = tokens
 	}
 }
 
-// begun tells of a request whose prompt an engine has computed. Of one that was
-// computed elsewhere only as much has to be known as is promised.
-func (e *events) begun(q *request, decision node.Decision) {
+// sent has the prompt of a request that is on its way to an engine cut into tokens,
+// unless all is known of it: of one that goes elsewhere, what is promised.
+func (e *events) sent(q *request, decision node.Decision) {
 	d := q.endpoint.Dialect
-	if d != dialect.Chat && d != dialect.Completion || q.route.Bytes == 0 || len(q.body) > promptMax {
+	switch {
+	case q.cut != nil, d != dialect.Chat && d != dialect.Completion, len(q.route.Chain) == 0, len(q.body) > promptMax:
 		return
-	}
-	if decision.Self && e.memo.Knows(q.route.Chain) || !decision.Self && e.tells(q.route.Chain, decision.Match) {
+	case decision.Self && e.memo.Knows(q.route.Chain), !decision.Self && e.parted(q.route.Chain, decision.Match):
 		return
 	}
 	body := q.body
 	if real, ok := e.d.cfg.Aliases[q.read.Model]; ok {
 		body = q.read.WithModel(body, real)
 	}
-	p := uncut{body: body, chain: q.route.Chain, bytes: q.route.Bytes, model: q.route.Model}
+	p := uncut{body: body, chain: q.route.Chain, bytes: q.route.Bytes, model: q.route.Model, done: make(chan struct{})}
 	p.space = kvevents.Space{Adapter: q.read.Scope.Adapter, Salt: q.read.Scope.Salt}
 	select {
 	case e.prompts <- p:
+		q.cut = p.done
 	default:
 		e.dropped.Add(1)
+	}
+}
+
+// settle looks again at what is promised, now that an engine begins to answer. The
+// prompt's tokens have been there for long, as a rule: cutting is quicker than
+// computing.
+func (e *events) settle(q *request, decision *node.Decision) {
+	if q.cut != nil {
+		late := time.NewTimer(settleMax)
+		defer late.Stop()
+		select {
+		case <-q.cut:
+		case <-late.C:
+		}
+	}
+	e.expect(q.route.Chain, decision)
+}
+
+// found learns what an engine has found of a promise that was known in text alone.
+func (e *events) found(q *request, res result) {
+	if res.known && res.usage.Cached > 0 && !e.parted(q.route.Chain, res.decision.Match) {
+		e.memo.Found(q.route.Chain, res.decision.Match, res.usage.Cached)
 	}
 }
 
@@ -145,7 +164,10 @@ func (e *events) cutPrompts(ctx context.Context) {
 	for {
 		select {
 		case p := <-e.prompts:
-			e.d.careful("a prompt's tokens", func() { e.cutPrompt(ctx, p) })
+			e.d.careful("a prompt's tokens", func() {
+				defer close(p.done)
+				e.cutPrompt(ctx, p)
+			})
 		case <-ctx.Done():
 			return
 		}
@@ -157,7 +179,7 @@ func (e *events) cutPrompt(ctx context.Context, p uncut) {
 		e.dropped.Add(1)
 		return
 	}
-	ids, err := e.tokens(ctx, p.body)
+	ids, weights, err := e.tokens(ctx, p.body)
 	if errors.Is(err, errNoTokenizer) {
 		e.none = time.Now().Add(tokenizeRetry)
 		e.d.sayOnce("tokenize", func() {
@@ -176,7 +198,7 @@ func (e *events) cutPrompt(ctx context.Context, p uncut) {
 	if adapted := e.cache.Names(kvevents.Space{Adapter: p.model, Salt: p.space.Salt}, ids); e.cache.Match(adapted) > 0 {
 		names = adapted
 	}
-	e.memo.Learn(p.chain, p.bytes, names, len(ids), e.cache.BlockSize())
+	e.memo.Learn(kvevents.Prompt{Chain: p.chain, Bytes: p.bytes, Names: names, Tokens: len(ids), BlockSize: e.cache.BlockSize(), Weights: weights})
 }
 
 var (
@@ -186,13 +208,14 @@ var (
 
 // tokens asks the engine for those of a request's prompt, as vLLM and SGLang take it
 // (entrypoints/openai's TokenizeRequest): {prompt} or {messages} and what else the
-// chat's template is given. Token ids are their own answer.
-func (e *events) tokens(ctx context.Context, body []byte) ([]uint32, error) {
+// chat's template is given. Token ids are their own answer. The weights are the lengths
+// of the tokens' texts, of an engine that shows them; nil else.
+func (e *events) tokens(ctx context.Context, body []byte) (ids []uint32, weights []int, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	ask := map[string]json.RawMessage{}
+	ask := map[string]json.RawMessage{"return_token_strs": json.RawMessage("true")}
 	for _, name := range []string{
 		"model", "prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs",
 		"add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
@@ -202,55 +225,58 @@ func (e *events) tokens(ctx context.Context, body []byte) ([]uint32, error) {
 		}
 	}
 	if text := bytes.TrimSpace(ask["prompt"]); len(text) > 0 && text[0] == '[' {
-		var ids []uint32
 		if json.Unmarshal(text, &ids) == nil {
-			return ids, nil
+			return ids, nil, nil
 		}
 		var texts []json.RawMessage
 		if err := json.Unmarshal(text, &texts); err != nil || len(texts) != 1 {
-			return nil, errManyPrompts
+			return nil, nil, errManyPrompts
 		}
 		ask["prompt"] = texts[0]
 	}
 	return e.tokenize(ctx, ask)
 }
 
-func (e *events) tokenize(ctx context.Context, ask map[string]json.RawMessage) ([]uint32, error) {
+func (e *events) tokenize(ctx context.Context, ask map[string]json.RawMessage) (ids []uint32, weights []int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenizeTimeout)
 	defer cancel()
 	body, err := json.Marshal(ask)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://engine/tokenize", bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	e.d.authorize(req.Header)
 	resp, err := e.d.cfg.Engine.RoundTrip(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the engine for tokens: %w", err)
+		return nil, nil, fmt.Errorf("ask the engine for tokens: %w", err)
 	}
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
-		return nil, errNoTokenizer
+		return nil, nil, errNoTokenizer
 	default:
-		return nil, fmt.Errorf("the engine answers /tokenize with status %d", resp.StatusCode)
+		return nil, nil, fmt.Errorf("the engine answers /tokenize with status %d", resp.StatusCode)
 	}
 	var said struct {
 		Tokens []uint32 `json:"tokens"`
+		Texts  []string `json:"token_strs"`
 	}
 	err = json.NewDecoder(io.LimitReader(resp.Body, tokensMax)).Decode(&said)
 	if err == nil && len(said.Tokens) == 0 {
 		err = errors.New("there are none")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read a prompt's tokens: %w", err)
+		return nil, nil, fmt.Errorf("read a prompt's tokens: %w", err)
 	}
-	return said.Tokens, nil
+	for _, text := range said.Texts { // tokenizers write a byte, or a character, as one
+		weights = append(weights, utf8.RuneCountInString(text))
+	}
+	return said.Tokens, weights, nil
 }
 
 // KVEventsStatus says how the engine's events are followed.

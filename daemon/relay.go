@@ -40,13 +40,14 @@ type result struct {
 // relay passes the answer on as it comes, reads it in passing, and tells the node
 // what was learnt.
 func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision, a *answer) result {
+	if d.events != nil {
+		d.events.settle(q, &decision)
+	}
 	p := &passage{d: d, w: w, q: q, from: decision, answer: a}
 	defer func() { p.answer.close() }()
 	res := result{outcome: outcomeOK, decision: decision, status: a.resp.StatusCode}
 	if res.status >= 400 {
 		res.outcome = outcomeRejected
-	} else if d.events != nil {
-		d.events.begun(q, decision)
 	}
 	report := p.begin(decision, a)
 	copyEndToEnd(w.Header(), a.resp.Header)

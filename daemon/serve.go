@@ -35,7 +35,8 @@ type request struct {
 	read  dialect.Request
 	named bool // read is meaningful
 	route node.Request
-	root  prefix.Hash // of its names
+	root  prefix.Hash   // of its names
+	cut   chan struct{} // of Daemon.events: closed when the prompt's tokens are known, or will not be
 
 	flight  *node.Flight  // of the try under way, nil where it has no prompt
 	promise node.Promise  // of a forward: what it was sent here for, or is sent on with
@@ -132,6 +133,9 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 		}
 		if q.bouncing() {
 			return d.bounce(w, q)
+		}
+		if d.events != nil {
+			d.events.sent(q, decision)
 		}
 		a, failed := d.ask(q, decision)
 		switch {

@@ -28,6 +28,12 @@ func CL100K(text string) []uint32 {
 	return tokens
 }
 
+// CL100KPieces gives the texts of those tokens, which together are text.
+func CL100KPieces(text string) []string {
+	_, pieces, _ := cl100k().Encode(text)
+	return pieces
+}
+
 // Cut makes tokens of size bytes each, in the mean, where size is at least 1. Where
 // one ends depends on nothing but its place, so that texts share tokens as far as
 // they agree.

@@ -7,6 +7,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine/kvevents"
 	"github.com/hearsay-project/hearsay/engine/openai"
 	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/tokens"
 )
 
 // told is what there is to tell of a job's blocks once they are stored.
@@ -59,18 +60,38 @@ func (e *Engine) publish(now time.Time, firsts []uint64) {
 	e.cfg.Publisher.Publish(kvevents.AppendBatch(nil, now, batch))
 }
 
-// Tokenize answers {prompt} or {messages} as vLLM does, with what read would make of
-// the same prompt.
+// Tokenize gives what read makes of the prompt or the messages.
 func (e *Engine) Tokenize(c *openai.Call) (ids []int32, err error) {
-	as := *c
-	if as.Path = "/v1/completions"; c.Chat {
-		as.Path = "/v1/chat/completions"
-	}
-	_, cut, err := e.read(&as)
+	_, cut, err := e.read(asked(c))
 	for _, id := range cut {
 		ids = append(ids, int32(id))
 	}
 	return ids, err
+}
+
+// TokenTexts gives the texts of those tokens; null where they are numbers, or of one size.
+func (e *Engine) TokenTexts(c *openai.Call) ([]string, error) {
+	p, _, err := e.read(asked(c))
+	if err != nil || e.cfg.TokenBytes > 0 {
+		return nil, err
+	}
+	text := string(p.Text)
+	if !c.Chat {
+		var given []int32
+		if text, given, err = c.Prompt(); err != nil || given != nil {
+			return nil, err
+		}
+	}
+	return tokens.CL100KPieces(text), nil
+}
+
+// asked is a call of /tokenize as one of the API that the prompt is of.
+func asked(c *openai.Call) *openai.Call {
+	as := *c
+	if as.Path = "/v1/completions"; c.Chat {
+		as.Path = "/v1/chat/completions"
+	}
+	return &as
 }
 
 // Detokenize is not to be had: not every token is a text's.
@@ -80,4 +101,4 @@ func (e *Engine) Detokenize([]int32) (string, error) {
 	return "", err
 }
 
-var _ openai.Tokenizer = (*Engine)(nil)
+var _ openai.TextTokenizer = (*Engine)(nil)

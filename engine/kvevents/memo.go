@@ -35,8 +35,9 @@ type Memo struct {
 // covered says what of its prompt's tokens a block of text needs that those before
 // it do not.
 type covered struct {
-	names prefix.Chain // of blocks that end in it
-	next  prefix.Hash  // block of text after it in the prompt that it was learnt from; 0 for none
+	names  prefix.Chain // of blocks that end in it
+	tokens int32        // that a prompt finds cached which parts from this one in the next block, by an estimate; below 0 for none
+	next   prefix.Hash  // block of text after it in the prompt that it was learnt from; 0 for none
 }
 
 // noText stands in Memo.needs for the end of a prompt, where tokens are not of its
@@ -50,50 +51,90 @@ func NewMemo() *Memo {
 	return &Memo{max: maxTexts, texts: map[prefix.Hash]covered{}, needs: map[prefix.Hash][]prefix.Hash{}, shares: map[prefix.Hash]int32{}}
 }
 
-// Learn takes in that the text which chain names, of so many bytes, is a prompt of so
-// many tokens, whose whole blocks of blockSize have these names.
-func (m *Memo) Learn(chain prefix.Chain, bytes int, names prefix.Chain, tokens, blockSize int) {
-	if len(chain) == 0 || len(names) == 0 || bytes <= 0 || blockSize <= 0 {
+// A Prompt is one whose text the engine has cut into tokens.
+type Prompt struct {
+	Chain     prefix.Chain // names its text
+	Bytes     int          // of the text
+	Names     prefix.Chain // of its whole blocks of tokens
+	Tokens    int          // in all
+	BlockSize int          // tokens of a block
+
+	// Weights say how much of the text each token is, in whatever unit. Without them
+	// all are thought to be alike, and Tokens promises nothing but where prompts part.
+	Weights []int
+}
+
+// Learn takes in a prompt.
+func (m *Memo) Learn(p Prompt) {
+	if len(p.Chain) == 0 || len(p.Names) == 0 || p.Bytes <= 0 || p.BlockSize <= 0 {
 		return
 	}
+	ends := p.ends()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.size != blockSize { // no name has a meaning any more
-		m.size = blockSize
+	if m.size != p.BlockSize { // no name has a meaning any more
+		m.size = p.BlockSize
 		m.texts, m.needs = map[prefix.Hash]covered{}, map[prefix.Hash][]prefix.Hash{}
 		m.ring, m.next = nil, 0
 		m.shares, m.older = map[prefix.Hash]int32{}, nil
 	}
-	most := (tokens - 1) / blockSize // an engine computes the last token again
+	chain, names := p.Chain, p.Names
+	most := (p.Tokens - 1) / p.BlockSize // an engine computes the last token again
 	known, shared := chain.Longest(m.has), 0
 	for shared < len(names) && m.needs[names[shared]] != nil {
 		shared++
 	}
 	if known > 0 {
-		m.share(chain[known-1], min(shared, most)*blockSize)
+		m.share(chain[known-1], min(shared, most)*p.BlockSize)
 		m.part(chain[:known], names[:shared])
 	}
 	if known == len(chain) {
 		return
 	}
-	m.share(chain[len(chain)-1], most*blockSize)
+	m.share(chain[len(chain)-1], most*p.BlockSize)
 	// What is shared and that no block of text needs which is known already, the next
 	// one does: the end of another prompt was taken for its template's.
 	rest := append(m.unclaimed(chain[:known], names[:shared]), names[shared:]...)
 	at, before := 0, len(names)-len(rest)
 	for i := known; i < len(chain); i++ {
-		end := int(int64(tokens) * int64(i+1) * prefix.BlockBytes / int64(bytes))
 		from := at
-		for at < len(rest) && (before+at+1)*blockSize <= end {
+		for at < len(rest) && (before+at+1)*p.BlockSize <= ends[i] {
 			at++
 		}
-		c := covered{names: slices.Clone(rest[from:at])}
+		c := covered{names: slices.Clone(rest[from:at]), tokens: -1}
 		if i+1 < len(chain) {
 			c.next = chain[i+1]
+			if p.Weights != nil { // another prompt parts in the midst of the next, as likely as not
+				c.tokens = int32(min((ends[i]+ends[i+1])/2/p.BlockSize, most) * p.BlockSize)
+			}
 		}
 		m.add(chain[i], c)
 	}
 	m.claim(chain[len(chain)-1], rest[at:], noText)
+}
+
+// ends says how many tokens lie before the end of each block of text.
+func (p Prompt) ends() []int {
+	ends := make([]int, len(p.Chain))
+	if len(p.Weights) != p.Tokens {
+		for i := range ends {
+			ends[i] = int(int64(p.Tokens) * int64(i+1) * prefix.BlockBytes / int64(p.Bytes))
+		}
+		return ends
+	}
+	total := 0
+	for _, w := range p.Weights {
+		total += w
+	}
+	at, sum := 0, 0
+	for i := range ends {
+		for at < p.Tokens && int64(sum+p.Weights[at])*int64(p.Bytes) <= int64(total)*int64(i+1)*prefix.BlockBytes {
+			sum += p.Weights[at]
+			at++
+		}
+		ends[i] = at
+	}
+	return ends
 }
 
 // part takes from blocks of text what they do not need after all: names that a prompt
@@ -172,18 +213,22 @@ func (m *Memo) release(name, need prefix.Hash) {
 }
 
 // Tokens is how many tokens a prompt finds cached of which the first so many blocks of
-// text are, and no more, where that was learnt.
-func (m *Memo) Tokens(chain prefix.Chain, blocks int) (tokens int, known bool) {
+// text are, and no more, where anything speaks for a number. It is parted where that
+// was seen, and is no estimate.
+func (m *Memo) Tokens(chain prefix.Chain, blocks int) (tokens int, known, parted bool) {
 	if blocks <= 0 || blocks > len(chain) {
-		return 0, false
+		return 0, false, false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n, ok := m.shares[chain[blocks-1]]
-	if !ok {
-		n, ok = m.older[chain[blocks-1]]
+	h := chain[blocks-1]
+	for _, shares := range []map[prefix.Hash]int32{m.shares, m.older} {
+		if n, ok := shares[h]; ok {
+			return int(n), true, true
+		}
 	}
-	return int(n), ok
+	c, ok := m.texts[h]
+	return max(0, int(c.tokens)), ok && c.tokens >= 0, false
 }
 
 // Found takes in that a prompt of which the first so many blocks of text were held, and

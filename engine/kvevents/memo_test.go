@@ -32,7 +32,7 @@ func learn(m *Memo, c *Cache, letters string) (prefix.Chain, prefix.Chain) {
 	chain, bytes := text(letters)
 	ids := tokensOf(letters)
 	names := c.Names(Space{}, ids)
-	m.Learn(chain, bytes, names, len(ids), c.BlockSize())
+	m.Learn(Prompt{Chain: chain, Bytes: bytes, Names: names, Tokens: len(ids), BlockSize: c.BlockSize()})
 	return chain, names
 }
 
@@ -77,7 +77,7 @@ func TestSharedTextNeedsSharedTokens(t *testing.T) {
 			chain, bytes := text(letters)
 			ids := tokensOf(tokens)
 			names := c.Names(Space{}, ids)
-			m.Learn(chain, bytes, names, len(ids), size)
+			m.Learn(Prompt{Chain: chain, Bytes: bytes, Names: names, Tokens: len(ids), BlockSize: size})
 			return chain, names
 		}
 		// Of "ab" with 5 tokens each is thought to have many more, in what follows.
@@ -105,25 +105,38 @@ func TestSharedTokensAreKnownWherePromptsPart(t *testing.T) {
 	c, m := sized(4), NewMemo()
 	chain, bytes := text("abcd")
 	ids := slices.Concat(tokensOf("aaaab"), []uint32{7, 7, 7}) // 50 of 53 tokens in the first half
-	m.Learn(chain, bytes, c.Names(Space{}, ids), len(ids), 4)
-	if got, ok := m.Tokens(chain, 2); ok {
+	m.Learn(Prompt{Chain: chain, Bytes: bytes, Names: c.Names(Space{}, ids), Tokens: len(ids), BlockSize: 4})
+	if got, ok, _ := m.Tokens(chain, 2); ok {
 		t.Errorf("half a text is thought to have %d tokens, which nothing has shown", got)
 	}
 	fork, bytes := text("abxy")
 	ids = append(tokensOf("aaaab"), 8, 8, 8)
-	m.Learn(fork, bytes, c.Names(Space{}, ids), len(ids), 4)
-	if got, ok := m.Tokens(fork, 2); !ok || got != 48 {
+	m.Learn(Prompt{Chain: fork, Bytes: bytes, Names: c.Names(Space{}, ids), Tokens: len(ids), BlockSize: 4})
+	if got, ok, _ := m.Tokens(fork, 2); !ok || got != 48 {
 		t.Errorf("two texts share %d tokens, %v, want 48, the whole blocks of 50", got, ok)
 	}
-	if got, _ := m.Tokens(fork, 4); got != 52 {
+	if got, _, _ := m.Tokens(fork, 4); got != 52 {
 		t.Errorf("a text of 53 tokens finds %d of them cached, want 52", got)
 	}
-	if _, ok := m.Tokens(fork, 5); ok || !m.Knows(fork) {
+	if _, ok, _ := m.Tokens(fork, 5); ok || !m.Knows(fork) {
 		t.Error("what was learnt is not what is known")
 	}
 	m.Found(fork, 3, 49)
-	if got, ok := m.Tokens(fork, 3); !ok || got != 49 {
+	if got, _, ok := m.Tokens(fork, 3); !ok || got != 49 {
 		t.Errorf("an engine found 49 tokens, and %d, %v, are expected next", got, ok)
+	}
+	// Told how much text each token is, it knows where every block ends.
+	even, bytes := text("efgh")
+	ids = tokensOf("eeeefgh")
+	p := Prompt{Chain: even, Bytes: bytes, Names: c.Names(Space{}, ids), Tokens: len(ids), BlockSize: 4, Weights: make([]int, len(ids))}
+	for i := range ids {
+		if p.Weights[i] = 4; i < 40 {
+			p.Weights[i] = 1
+		}
+	}
+	m.Learn(p)
+	if got, ok, parted := m.Tokens(even, 1); !ok || parted || got != 44 {
+		t.Errorf("who parts in the second block, after 40 to 50 tokens, is thought to share %d, %v, %v", got, ok, parted)
 	}
 }
 
@@ -132,7 +145,7 @@ func TestWholePromptIsNeverCached(t *testing.T) {
 	c, m := sized(10), NewMemo()
 	learn(m, c, "abcd")
 	chain, _ := learn(m, c, "abcd") // again
-	if got, ok := m.Tokens(chain, 4); !ok || got != 30 {
+	if got, ok, _ := m.Tokens(chain, 4); !ok || got != 30 {
 		t.Errorf("40 tokens in blocks of 10, asked again: %d cached, want 30", got)
 	}
 }
@@ -147,7 +160,7 @@ func TestMemoIsBounded(t *testing.T) {
 	for i := range uint32(1000) {
 		ids[0] = i
 		chain[0], chain[1] = prefix.Hash(2*i+1), prefix.Hash(2*i+2)
-		m.Learn(chain, 3*prefix.BlockBytes, c.Names(Space{}, ids), len(ids), 1)
+		m.Learn(Prompt{Chain: chain, Bytes: 3 * prefix.BlockBytes, Names: c.Names(Space{}, ids), Tokens: len(ids), BlockSize: 1})
 	}
 	if len(m.texts) != m.max || len(m.ring) != m.max || len(m.needs) != m.max/2*len(ids) {
 		t.Errorf("%d texts, %d in the ring, %d blocks of tokens", len(m.texts), len(m.ring), len(m.needs))

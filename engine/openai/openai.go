@@ -52,6 +52,13 @@ type Tokenizer interface {
 	Detokenize(ids []int32) (string, error)
 }
 
+// A TextTokenizer is a Tokenizer that shows the text of each token, where asked to by
+// return_token_strs, as vLLM does.
+type TextTokenizer interface {
+	Tokenizer
+	TokenTexts(c *Call) ([]string, error)
+}
+
 // A Server is the API of one model. It is safe for concurrent use.
 type Server struct {
 	Engine  Engine
@@ -214,7 +221,13 @@ func (s *Server) tokenize(tok Tokenizer) handler {
 		if err != nil {
 			return err
 		}
-		writeJSON(w, http.StatusOK, map[string]any{"count": len(ids), "max_model_len": s.Context, "tokens": ids})
+		answer := map[string]any{"count": len(ids), "max_model_len": s.Context, "tokens": ids}
+		if texts, ok := tok.(TextTokenizer); ok && string(c.Fields["return_token_strs"]) == "true" {
+			if answer["token_strs"], err = texts.TokenTexts(c); err != nil {
+				return err
+			}
+		}
+		writeJSON(w, http.StatusOK, answer)
 		return nil
 	}
 }
