@@ -46,19 +46,17 @@ func (d *Daemon) mayWarm(q *request, decision node.Decision) bool {
 		!decision.Self && q.read.Replayable && 0 < len(q.body) && len(q.body) <= warmBodyMax
 }
 
-// keep keeps q's body if its prefix is what is to be computed next, until it is, or
-// another one is. Daemon.mu is held.
+// keep keeps q's body if its prefix is what is to be computed next, for as long as it
+// is. Daemon.mu is held.
 func (d *Daemon) keep(n *node.Node, q *request, landed *node.Flight) {
-	switch wish := n.Wish(); {
-	case wish == nil:
-		d.spare = spare{}
-	case wish == landed:
-		body := q.body
-		if real, ok := d.cfg.Aliases[q.read.Model]; ok {
-			body = q.read.WithModel(body, real)
-		}
-		d.spare = spare{landed, q.endpoint, body}
+	if landed == nil || n.Wish() != landed {
+		return
 	}
+	body := q.body
+	if real, ok := d.cfg.Aliases[q.read.Model]; ok {
+		body = q.read.WithModel(body, real)
+	}
+	d.spare = spare{landed, q.endpoint, body}
 }
 
 // warmNext has the next prefix computed if there is one and the engine is idle.
@@ -67,19 +65,15 @@ func (d *Daemon) warmNext(now time.Time, n *node.Node) {
 	if d.closing {
 		return
 	}
+	if d.spare.of != n.Wish() {
+		d.spare = spare{}
+		n.Forgo()
+	}
 	w, ok := n.NextWarming(now)
 	if !ok {
-		if n.Wish() == nil {
-			d.spare = spare{}
-		}
 		return
 	}
 	job := &warming{Warming: w, spare: d.spare}
-	d.spare = spare{}
-	if job.spare.of != w.Of {
-		n.Drop(now, w.Flight)
-		return
-	}
 	job.ctx, job.cancel = context.WithTimeout(context.Background(), d.cfg.FirstByteTimeout)
 	d.warming = job
 	select {
@@ -136,6 +130,7 @@ func (d *Daemon) warm(ctx context.Context) {
 		d.warming = nil
 		if err != nil {
 			n.Drop(now, job.Flight)
+			n.Forgo()
 		} else {
 			n.Warmed(now, job.Flight, out)
 		}

@@ -30,7 +30,6 @@ const (
 // one token generated.
 type Warming struct {
 	Req    Request // whose prompt begins with the prefix
-	Of     *Flight // by which Req went elsewhere
 	Blocks int
 	Tokens int
 	Flight *Flight
@@ -68,14 +67,17 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 }
 
 // Wish returns the flight whose prompt begins with what this node would compute if
-// its engine were idle, nil where there is none: its driver keeps that text until
-// NextWarming or another wish.
+// its engine were idle, nil where there is none: its driver keeps that text for as
+// long as it is this one, since a prefix may be computed in several steps.
 func (n *Node) Wish() *Flight {
 	if n.wish == nil {
 		return nil
 	}
 	return n.wish.of
 }
+
+// Forgo drops what is wished for, as its text cannot be had.
+func (n *Node) Forgo() { n.wish = nil }
 
 // worth is what a wish would save for each request of this node, in seconds, less
 // what it would cost.
@@ -214,7 +216,7 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 	}
 	n.flights++
 	n.pending, n.warming = append(n.pending, f), f
-	return Warming{Req: w.req, Of: w.of, Blocks: blocks, Tokens: tokens, Flight: f}, true
+	return Warming{Req: w.req, Blocks: blocks, Tokens: tokens, Flight: f}, true
 }
 
 // step is how many of so many tokens are warmed at once: what takes about warmStep,

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,23 +28,36 @@ import (
 // anything here, so what differs is the simulator's.
 func TestNodesDoAsSimulated(t *testing.T) {
 	f := paperFlags{requests: 400, seed: 1, timeScale: 1, blockTokens: 14, port: 1, peerPort: 100}
-	rows := paperRows()
+	rows := append(paperRows(), economicRows()...)
 	f.draw(t, rows)
 	for _, r := range rows {
-		t.Run(fmt.Sprintf("%s at %v", r.name(), r.scenario.Delay), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s at %v", r.name(), r.Policy, r.scenario.Delay), func(t *testing.T) {
 			if _, err := f.simulate(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Test(t, func(t *testing.T) {
 				got := runInVirtualTime(t, &f, r)
 				hit, mean := *got.ActualHit-*r.Simulated.ActualHit, *got.Mean / *r.Simulated.Mean - 1
-				t.Logf("hit %.4f simulated, %.4f here; mean %.4f s and %.4f s", *r.Simulated.ActualHit, *got.ActualHit, *r.Simulated.Mean, *got.Mean)
+				t.Logf("hit %.4f simulated (%.4f to %.4f), %.4f here; forwarded %.3f and %.3f; mean %.4f s and %.4f s", *r.Simulated.ActualHit, r.SimulatedLow, r.SimulatedHigh, *got.ActualHit, *r.Simulated.ForwardedShare, *got.ForwardedShare, *r.Simulated.Mean, *got.Mean)
 				if got.Errors > 0 || math.Abs(hit) > .01 || math.Abs(mean) > .1 {
 					t.Errorf("%d errors; hit %+.1f points and mean %+.1f %% from the simulator's; want 1 and 10 at most", got.Errors, 100*hit, 100*mean)
 				}
 			})
 		})
 	}
+}
+
+// economicRows are routed by prices at each of the paper's delays.
+func economicRows() (rows []*paperRow) {
+	for _, r := range paperRows() {
+		if r.Policy == (route.Local{}).Name() {
+			continue
+		}
+		r.Policy = route.Economic{}.Name()
+		r.scenario.Policy = r.Policy
+		rows = append(rows, r)
+	}
+	return rows
 }
 
 func (f *paperFlags) draw(t *testing.T, rows []*paperRow) {
@@ -94,7 +108,7 @@ func runInVirtualTime(t *testing.T, f *paperFlags, r *paperRow) *workload.Report
 				Listener: listen(":7946"), Dial: network.DialFrom(host), Insecure: true, LinkDelay: r.scenario.Delay,
 			},
 			API: listen(":80"),
-			Log: slog.New(slog.DiscardHandler),
+			Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		}
 		if i > 0 {
 			cfg.Mesh.Join = []string{"10.0.0.1:7946"}
