@@ -221,7 +221,7 @@ func (res *CellResults) String() string {
 		t.Rows = append(t.Rows, append(row, best, strconv.Itoa(c.Capacity), strconv.FormatFloat(c.Rate, 'f', 2, 64)))
 	}
 	for _, g := range groups {
-		tables[g].Note = "Best: of those that are not omniscient, as " + strings.Join(omniscient, ", ") + " are. Requests/s: 0 is a closed loop of one client."
+		tables[g].Note = fmt.Sprintf("Means over seeds 1 to %d. ", res.Config.Seeds) + "Best: of those that are not omniscient, as " + strings.Join(omniscient, ", ") + " are. Requests/s: 0 is a closed loop of one client."
 		fmt.Fprintf(&b, "\n%s", tables[g])
 	}
 	return b.String()
