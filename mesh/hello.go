@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // An upgrade is an endpoint of the peer port that turns an HTTP/1.1 connection
@@ -154,6 +155,7 @@ func (m *Mesh) trouble(name, sentence string) {
 func (m *Mesh) heard(p *peer, life uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	p.heardAt = time.Now()
 	if p.here() {
 		p.life = max(p.life, life)
 	}

@@ -45,6 +45,8 @@ type peer struct {
 	unlink context.CancelFunc // ends keepLink, on the side that dials
 	stream *stream
 	life   uint64 // the latest heard since it came
+
+	heardAt time.Time // the last rumor of it
 }
 
 // here says whether OnJoin was told and OnLeave not yet.

@@ -162,3 +162,33 @@ func TestSidesWithoutSeedsFindEachOther(t *testing.T) {
 		t.Logf("whole again after %v", took)
 	})
 }
+
+// A member that only this node cannot reach, and hears, is not buried because another
+// bears its name.
+func TestUnreachableIsNotDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 4, func(c *Config) {
+			dial := c.Dial
+			c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				if c.Name == "n3" && addr == "127.0.0.2:7946" {
+					return nil, errors.New("no route to host")
+				}
+				return dial(ctx, addr)
+			}
+		})
+		start(t, network, 9, seed, func(c *Config) { c.Name = "n2" })
+		for version := range uint64(240) {
+			nodes[1].say(1 + version)
+			time.Sleep(500 * time.Millisecond)
+		}
+		for _, n := range nodes {
+			if saw := strings.Join(n.saw(), ", "); strings.Contains(saw, "dead") || strings.Contains(saw, "lost") || !connected(nodes) {
+				t.Errorf("%s saw %s", n.name, saw)
+			}
+		}
+		if got := nodes[2].peer("n2"); !strings.HasPrefix(got.Trouble, "two nodes are called n2") {
+			t.Errorf("n3 says %+v", got)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -19,19 +20,20 @@ const (
 	moveWait = 2 * time.Second
 
 	// clashWait is how long the answer counts: two nodes of one name are heard of
-	// again and again.
+	// again and again, and one that only this node cannot reach denies its death.
 	clashWait = 10 * time.Second
 
 	// clashTold is for how long after the last sign of it a clash is a trouble.
 	clashTold = time.Minute
+
+	clashesMax = 1000 // names
 )
 
 // A clash is what is known of two nodes that bear one name.
 type clash struct {
 	asking   bool      // whether they are two
-	asked    time.Time // when that ended
-	at       time.Time // when they were known to be two
-	sentence string
+	asked    time.Time // when the answer came
+	sentence string    // for the operator, where they are
 }
 
 // clash takes in that the name of the node at addr is borne at another address too.
@@ -43,22 +45,23 @@ func (m *Mesh) clash(name, addr, other string) {
 	defer m.mu.Unlock()
 	c := m.clashes[name]
 	if c == nil {
-		if len(m.clashes) >= saidMax {
-			return
+		if len(m.clashes) >= clashesMax {
+			maps.DeleteFunc(m.clashes, func(_ string, c *clash) bool { return !c.asking && time.Since(c.asked) > clashTold })
 		}
 		c = &clash{}
-		m.clashes[name] = c
 	}
-	if m.closed || m.leaving || c.asking || time.Since(c.asked) < clashWait {
+	if m.closed || m.leaving || c.asking || time.Since(c.asked) < clashWait || len(m.clashes) >= clashesMax {
 		return
 	}
 	c.asking = true
+	m.clashes[name] = c
 	m.wg.Go(func() {
 		place, own := addr, name == m.cfg.Name
 		if own {
 			place = other // this node knows where it is itself
 		}
-		two := m.answers(name, place)
+		began := time.Now()
+		two := m.answers(name, place) || !own && m.speaks(name, began)
 		if !two && !own {
 			m.bury(name)
 			_, _ = m.members.Join([]string{other})
@@ -78,9 +81,9 @@ func (m *Mesh) meet(name, addr string) {
 // clashed takes in whether there are two nodes of one name.
 func (m *Mesh) clashed(c *clash, two bool, sentence string) {
 	m.mu.Lock()
-	c.asking, c.asked = false, time.Time{}
+	c.asking, c.asked, c.sentence = false, time.Now(), ""
 	if two {
-		c.asked, c.at, c.sentence = time.Now(), time.Now(), sentence
+		c.sentence = sentence
 	}
 	m.mu.Unlock()
 	if two {
@@ -90,7 +93,7 @@ func (m *Mesh) clashed(c *clash, two bool, sentence string) {
 
 // clashOf is the trouble with a name that two nodes bear now. It needs the lock.
 func (m *Mesh) clashOf(name string) string {
-	if c := m.clashes[name]; c != nil && c.sentence != "" && time.Since(c.at) < clashTold {
+	if c := m.clashes[name]; c != nil && time.Since(c.asked) < clashTold {
 		return c.sentence
 	}
 	return ""
@@ -117,10 +120,30 @@ func (m *Mesh) answers(name, addr string) bool {
 	return ok && no.status != http.StatusMisdirectedRequest
 }
 
+// speaks says whether a member that does not answer at its place is heard all the
+// same: this node may be the only one that cannot reach it.
+func (m *Mesh) speaks(name string, since time.Time) bool {
+	linked := func() (*peer, bool) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		p := m.peers[name]
+		return p, p != nil && p.stream != nil
+	}
+	if _, ok := linked(); !ok {
+		return false
+	}
+	sleep(m.ctx, moveWait-time.Since(since))
+	p, ok := linked()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return ok && p.heardAt.After(since)
+}
+
 // bury has memberlist declare a member dead. One that lives denies it, as it does
-// any rumor of its death.
+// any rumor of its death. Two seconds on, it is believed of a member that began, and
+// denied something, within this one.
 func (m *Mesh) bury(name string) {
-	m.transport.tell(memberDead, name, m.cfg.Name, time.Now())
+	m.transport.tell(memberDead, name, m.cfg.Name, time.Now().Add(2*time.Second))
 }
 
 // tell has memberlist hear a suspicion or a death of the node called name, as a
