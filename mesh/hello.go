@@ -141,8 +141,8 @@ func (m *Mesh) remember(said http.Header) {
 	}
 }
 
-// trouble keeps why there is no stream with the peer called name; it ends with the
-// next one.
+// trouble keeps why there is no stream with the peer called name; it ends when the
+// next rumor of it is heard.
 func (m *Mesh) trouble(name, sentence string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +155,7 @@ func (m *Mesh) trouble(name, sentence string) {
 func (m *Mesh) heard(p *peer, life uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.heardAt = time.Now()
+	p.heardAt, p.Trouble = time.Now(), ""
 	if p.here() {
 		p.life = max(p.life, life)
 	}

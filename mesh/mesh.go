@@ -86,8 +86,8 @@ type Peer struct {
 	// State is "alive"; "suspect": alive for memberlist, but its rumor stream
 	// broke; "dead"; or "left", after a goodbye.
 	State string
-	// Trouble is why there is no rumor stream with it, in a sentence for its
-	// operator; empty where nobody has to do anything.
+	// Trouble is why nothing is heard of it, or that another bears its name, in a
+	// sentence for its operator; empty where nobody has to do anything.
 	Trouble string
 	RTT     time.Duration // smoothed time from rumor to ack, so with the peer's decoding; 0: not measured yet
 	Stats

@@ -276,3 +276,33 @@ func TestMismatchIsTold(t *testing.T) {
 		})
 	}
 }
+
+// A peer whose rumors cannot be read, as of a version that nobody speaks any more, is
+// told of until they can be.
+func TestUnreadableRumorsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 2, nil)
+		old := dialler(t, network, "n1")
+		old.addr = nodes[0].Addr()
+		conn, _, _, err := old.upgrade(t.Context(), nodes[1].Addr(), upgradeRumors, "n2", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.Write(frame(frameRumor, append(make([]byte, frameHeader), 1, 2, 'n', '1')))
+		synctest.Wait()
+		if p := nodes[1].peer("n1"); !strings.Contains(p.Trouble, "run one version on all nodes") || nodes[1].Refused()[refusedFrame] != 1 {
+			t.Errorf("n2 says %+v and refused %v", p, nodes[1].Refused())
+		}
+		eventually(t, time.Second, "they are connected again", func() bool { return connected(nodes) })
+		if nodes[1].peer("n1").Trouble == "" {
+			t.Error("a stream is taken for a rumor")
+		}
+		nodes[0].say(1)
+		synctest.Wait()
+		if p := nodes[1].peer("n1"); p.Trouble != "" {
+			t.Errorf("n2 still says %q", p.Trouble)
+		}
+	})
+}

@@ -404,7 +404,7 @@ func (m *Mesh) attach(s *stream) bool {
 	if p.stream != nil {
 		p.stream.hangUp()
 	}
-	p.stream, p.Trouble = s, ""
+	p.stream = s
 	back := p.State == StateSuspect
 	told := m.present(p)
 	m.mu.Unlock()
@@ -429,13 +429,17 @@ func (m *Mesh) detach(s *stream, err error) {
 	default:
 		p.State, told = StateSuspect, m.cfg.OnLost
 	}
+	bad, broken := errors.AsType[badFrame](err)
 	if p.stream == s {
 		p.stream = nil
+		if broken {
+			p.Trouble = fmt.Sprintf("what %s says cannot be read: %v", p.Name, bad)
+		}
 	}
 	m.mu.Unlock()
 	m.part()
 	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.Name, "why", reason(err))
-	if bad, ok := errors.AsType[badFrame](err); ok {
+	if broken {
 		m.port.turnAway(refusedFrame, "peer broke the protocol of rumors", "peer", p.Name, "err", bad)
 	} else if errors.Is(err, os.ErrDeadlineExceeded) && !s.hungUp() {
 		m.port.turnAway(refusedSlow, "peer stopped within a frame", "peer", p.Name)
