@@ -155,7 +155,7 @@ func (m *Mesh) trouble(name, sentence string) {
 func (m *Mesh) heard(p *peer, life uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.heardAt, p.Trouble = time.Now(), ""
+	p.heardAt, p.Trouble, p.lost = time.Now(), "", false
 	if p.here() {
 		p.life = max(p.life, life)
 	}

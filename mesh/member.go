@@ -47,6 +47,7 @@ type peer struct {
 	life   uint64 // the latest heard since it came
 
 	heardAt time.Time // the last rumor of it
+	lost    bool      // OnLost was told, and nothing heard since
 }
 
 // here says whether OnJoin was told and OnLeave not yet.
@@ -192,7 +193,7 @@ func (m *Mesh) absent(p *peer, state string) func(string) {
 	if !p.here() || m.closed {
 		return nothing
 	}
-	p.State, p.goneAt, p.RTT, p.Trouble, p.life = state, time.Now(), 0, "", 0
+	p.State, p.goneAt, p.RTT, p.Trouble, p.life, p.lost = state, time.Now(), 0, "", 0, false
 	return func(peer string) { m.cfg.OnLeave(peer, state == StateDead) }
 }
 

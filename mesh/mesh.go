@@ -71,7 +71,7 @@ type Config struct {
 	Told    func(peer string) (life, version uint64)
 	OnJoin  func(peer string)
 	OnLeave func(peer string, died bool) // it said goodbye, or is declared dead
-	OnLost  func(peer string)            // its rumor stream broke without a goodbye; a dead process shows so at once
+	OnLost  func(peer string)            // its rumor stream broke without a goodbye, the first since it was heard; a dead process shows so at once
 
 	// OnRemembered is called as OnRumor is, with the latest life of this node that a
 	// peer has heard. Later than its own, it was lived by a clock that was ahead.

@@ -285,15 +285,20 @@ func TestUnreadableRumorsAreTold(t *testing.T) {
 		nodes := startAll(t, network, 2, nil)
 		old := dialler(t, network, "n1")
 		old.addr = nodes[0].Addr()
-		conn, _, _, err := old.upgrade(t.Context(), nodes[1].Addr(), upgradeRumors, "n2", nil)
-		if err != nil {
-			t.Fatal(err)
+		for range 10 {
+			conn, _, _, err := old.upgrade(t.Context(), nodes[1].Addr(), upgradeRumors, "n2", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conn.Write(frame(frameRumor, append(make([]byte, frameHeader), 1, 2, 'n', '1')))
+			synctest.Wait()
 		}
-		defer conn.Close()
-		conn.Write(frame(frameRumor, append(make([]byte, frameHeader), 1, 2, 'n', '1')))
-		synctest.Wait()
-		if p := nodes[1].peer("n1"); !strings.Contains(p.Trouble, "run one version on all nodes") || nodes[1].Refused()[refusedFrame] != 1 {
+		if p := nodes[1].peer("n1"); !strings.Contains(p.Trouble, "run one version on all nodes") || nodes[1].Refused()[refusedFrame] != 10 {
 			t.Errorf("n2 says %+v and refused %v", p, nodes[1].Refused())
+		}
+		if got := strings.Count(strings.Join(nodes[1].saw(), ","), "lost n1"); got != 1 || strings.Count(nodes[1].log(), "level=WARN") != 1 {
+			t.Errorf("n2 lost it %d times:\n%s", got, nodes[1].log())
 		}
 		eventually(t, time.Second, "they are connected again", func() bool { return connected(nodes) })
 		if nodes[1].peer("n1").Trouble == "" {

@@ -405,7 +405,7 @@ func (m *Mesh) attach(s *stream) bool {
 		p.stream.hangUp()
 	}
 	p.stream = s
-	back := p.State == StateSuspect
+	back := p.State == StateSuspect && p.Trouble == ""
 	told := m.present(p)
 	m.mu.Unlock()
 	if back {
@@ -426,8 +426,10 @@ func (m *Mesh) detach(s *stream, err error) {
 		level = slog.LevelDebug
 	case errors.Is(err, errLeft):
 		told = m.absent(p, StateLeft)
+	case p.lost: // again, and nothing was heard of it meanwhile
+		p.State, level = StateSuspect, slog.LevelDebug
 	default:
-		p.State, told = StateSuspect, m.cfg.OnLost
+		p.State, p.lost, told = StateSuspect, true, m.cfg.OnLost
 	}
 	bad, broken := errors.AsType[badFrame](err)
 	if p.stream == s {
