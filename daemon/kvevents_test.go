@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -154,21 +156,27 @@ func TestEventsTellOfARestart(t *testing.T) {
 	})
 }
 
-// The paper's prompts to four nodes whose engines report nothing of what they find, and
-// whose caches evict: by events alone promises are within a point of the prompt's tokens.
+// The paper's prompts, and conversations, to four nodes whose engines report nothing of
+// what they find, and whose caches evict: by events alone promises are within a point of
+// the prompt's tokens.
 func TestPromisesByEvents(t *testing.T) {
+	const folder = "../../shared/data/"
+	if _, err := os.Stat(folder); err != nil {
+		t.Skip("no ../shared/data beside the repository")
+	}
+	questions, err := workload.New(workload.Config{Name: "mmlu", Data: folder + "mmlu", Requests: 2000, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	turns := conversations(t, folder+"bfcl/raw", 500)
 	for _, tc := range []struct {
-		workload        string
+		name, path      string
 		requests, holds int
-	}{{"mmlu", 2000, 13_000}} {
-		folder := "../../shared/data/" + tc.workload
-		if _, err := os.Stat(folder); err != nil {
-			t.Skipf("no ../shared/data/%s beside the repository", tc.workload)
-		}
-		load, err := workload.New(workload.Config{Name: tc.workload, Data: folder, Requests: tc.requests, Seed: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		body            func(i int) map[string]any
+	}{
+		{"MMLU", "/v1/completions", 2000, 13_000, func(i int) map[string]any { return map[string]any{"prompt": questions.Request(i).Prompt} }},
+		{"BFCL", "/v1/chat/completions", len(turns), 26_000, func(i int) map[string]any { return map[string]any{"messages": turns[i]} }},
+	} {
 		inBubble(t, func(t *testing.T) {
 			var engines []*publishing
 			c := newCluster(t, 4, func(string) http.RoundTripper {
@@ -183,10 +191,12 @@ func TestPromisesByEvents(t *testing.T) {
 				engines[len(engines)-1].follow(c)
 			})
 			time.Sleep(5 * time.Second)
-			off, near, before := 0.0, 0, 0
+			off, near, hits, tokens, before := 0.0, 0, 0, 0, 0
 			for i := range tc.requests {
-				body, _ := json.Marshal(map[string]any{"prompt": load.Request(i).Prompt, "max_tokens": 1})
-				r := c.do(t.Context(), fmt.Sprintf("n%d", i%4+1), http.MethodPost, "/v1/completions", string(body))
+				body := tc.body(i)
+				body["max_tokens"] = 1
+				encoded, _ := json.Marshal(body)
+				r := c.do(t.Context(), fmt.Sprintf("n%d", i%4+1), http.MethodPost, tc.path, string(encoded))
 				var answer struct {
 					Usage struct {
 						Prompt int `json:"prompt_tokens"`
@@ -202,16 +212,67 @@ func TestPromisesByEvents(t *testing.T) {
 				}
 				expected, _ := strconv.Atoi(r.header.Get(expectedHeader))
 				apart := expected - (after - before)
-				before = after
+				hits, tokens, before = hits+after-before, tokens+answer.Usage.Prompt, after
 				off += 100 * math.Abs(float64(apart)) / float64(answer.Usage.Prompt) / float64(tc.requests)
 				if max(apart, -apart) <= 16 {
 					near++
 				}
 			}
-			t.Logf("%s, caches of %d tokens: off by %.2f points, %.1f %% within a page", tc.workload, tc.holds, off, 100*float64(near)/float64(tc.requests))
+			t.Logf("%d prompts of %s, caches of %d tokens: %.0f %% cached, promises off by %.2f points, %.1f %% within a page",
+				tc.requests, tc.name, tc.holds, 100*float64(hits)/float64(tokens), off, 100*float64(near)/float64(tc.requests))
 			if off > 1 {
-				t.Errorf("%s: promises are off by %.2f points", tc.workload, off)
+				t.Errorf("%s: promises are off by %.2f points", tc.name, off)
 			}
 		})
 	}
+}
+
+// conversations are turns of BFCL's: the tools of its classes, what was asked so far, and
+// the calls that were right. Eight go on at a time.
+func conversations(t *testing.T, folder string, turns int) (requests [][]map[string]string) {
+	t.Helper()
+	lines := func(name string) []string {
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
+	answers := lines("possible_answer_BFCL_v4_multi_turn_base.json")
+	var open [8][][]map[string]string // requests to come
+	tasks := lines("BFCL_v4_multi_turn_base.json")
+	for i := 0; len(requests) < turns && len(tasks) > 0; i = (i + 1) % len(open) {
+		if len(open[i]) == 0 {
+			var task struct {
+				Question [][]map[string]string
+				Classes  []string   `json:"involved_classes"`
+				Calls    [][]string `json:"ground_truth"`
+			}
+			for _, line := range []string{tasks[0], answers[0]} {
+				if err := json.Unmarshal([]byte(line), &task); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tasks, answers = tasks[1:], answers[1:]
+			system := lines("system_prompt.txt")[0]
+			for _, class := range task.Classes {
+				system += "\n" + strings.Join(lines(toolFiles[class]), "\n")
+			}
+			said := []map[string]string{{"role": "system", "content": system}}
+			for turn, asked := range task.Question {
+				said = append(said, asked...)
+				open[i] = append(open[i], slices.Clone(said))
+				said = append(said, map[string]string{"role": "assistant", "content": strings.Join(task.Calls[turn], "; ")})
+			}
+		}
+		requests, open[i] = append(requests, open[i][0]), open[i][1:]
+	}
+	return requests
+}
+
+// toolFiles has the tools of each class of BFCL's.
+var toolFiles = map[string]string{
+	"GorillaFileSystem": "gorilla_file_system.json", "MathAPI": "math_api.json", "MessageAPI": "message_api.json",
+	"TwitterAPI": "posting_api.json", "TicketAPI": "ticket_api.json", "TradingBot": "trading_bot.json",
+	"TravelAPI": "travel_booking.json", "VehicleControlAPI": "vehicle_control.json",
 }
