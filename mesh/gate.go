@@ -24,9 +24,10 @@ const (
 	// five, so this is 800 peers; what comes beyond is closed unread.
 	connsMax = 4096
 
-	// greetingsMax bounds the handshakes under way. They take milliseconds, so
-	// where there are more the oldest is of somebody who stalls, and is closed.
-	greetingsMax = 128
+	// greetingsMax bounds the handshakes under way. All peers may come at once, when
+	// this node has restarted; a handshake takes milliseconds, so where there are
+	// more the oldest is of somebody who stalls, and is closed.
+	greetingsMax = 1024
 
 	// A host whose handshake failed may try again so often, until one succeeds.
 	strangerRate, strangerBurst = 10, 10
