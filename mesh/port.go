@@ -58,15 +58,16 @@ type port struct {
 	accepted  int         // inbound, others
 	strangers map[netip.Prefix]*rate.Limiter
 	closed    bool
-	said      map[string]bool // refusals logged as warnings
-	refused   map[string]uint64
-	seldom    map[string]*rate.Sometimes // warns of them, by reason
+	refused   map[string]uint64          // by reason
+	seldom    map[string]*rate.Sometimes // warns of connections that are turned away
+	saying    map[string]*rate.Sometimes // warns of requests that are refused
+	said      map[string]bool            // those of which it did, by their words
 }
 
 // newPort makes the port of a mesh; its log and context have to be set before.
 func newPort(p *port) *port {
 	p.open, p.strangers, p.said = map[*portConn]bool{}, map[netip.Prefix]*rate.Limiter{}, map[string]bool{}
-	p.refused, p.seldom = map[string]uint64{}, map[string]*rate.Sometimes{}
+	p.refused, p.seldom, p.saying = map[string]uint64{}, map[string]*rate.Sometimes{}, map[string]*rate.Sometimes{}
 	p.pool = p.newPool()
 	return p
 }
@@ -354,7 +355,8 @@ func (p *port) accept(w http.ResponseWriter, u upgrade, version int, say http.He
 }
 
 // refuse answers with a sentence, and counts. A peer tries again for ever, so the
-// same refusal warns once, or once more when very many were said since.
+// same refusal warns once, or once more when very many were said since; and strangers
+// make up names, so of each reason ten warn, and then one a minute.
 func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, why, sentence string) {
 	from, level := brief(r.Header.Get(headerFrom)), slog.LevelDebug
 	p.mu.Lock()
@@ -362,8 +364,12 @@ func (p *port) refuse(w http.ResponseWriter, r *http.Request, status int, why, s
 	if len(p.said) >= saidMax {
 		clear(p.said)
 	}
+	if p.saying[why] == nil {
+		p.saying[why] = &rate.Sometimes{First: 10, Interval: time.Minute}
+	}
 	if !p.said[from+sentence] {
-		p.said[from+sentence], level = true, slog.LevelWarn
+		p.said[from+sentence] = true
+		p.saying[why].Do(func() { level = slog.LevelWarn })
 	}
 	p.mu.Unlock()
 	p.log.Log(r.Context(), level, "peer refused", "peer", from, "remote", r.RemoteAddr, "reason", why, "err", sentence)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -116,6 +117,22 @@ func TestUpgradesAreRefusedWithASentence(t *testing.T) {
 		}
 		if log := node.log(); strings.Count(log, "peer refused") != 4 {
 			t.Errorf("logged\n%s", log)
+		}
+	})
+}
+
+// Names that a stranger makes up do not fill the log.
+func TestMadeUpNamesAreNotLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		node := start(t, network, 5, nil, nil)
+		for i := range 3000 {
+			if _, _, _, err := dialler(t, network, fmt.Sprint("m", i)).upgrade(t.Context(), node.Addr(), upgradeRumors, "n7", nil); err == nil {
+				t.Fatal("upgraded")
+			}
+		}
+		if got := strings.Count(node.log(), "level=WARN"); got != 10 || node.Refused()[refusedName] != 3000 {
+			t.Errorf("warned %d times, counted %v", got, node.Refused())
 		}
 	})
 }
