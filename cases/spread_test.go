@@ -2,8 +2,11 @@ package cases
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/http"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,7 +45,65 @@ func (c *cluster) spread(n int, atOnce bool, body func(i int) string) map[string
 }
 
 // balanced are the policies that weigh load against caches.
-var balanced = []string{"longest+pushback"}
+var balanced = []string{"longest+pushback", "economic"}
+
+// keeping is an engine that keeps what it was asked, and takes a millisecond for each
+// token that it has to compute.
+func keeping() func(*Request) Script {
+	var mu sync.Mutex
+	var seen [][]byte
+	return func(r *Request) Script {
+		mu.Lock()
+		defer mu.Unlock()
+		same := 0
+		for _, s := range seen {
+			n := 0
+			for n < min(len(s), len(r.Body)) && s[n] == r.Body[n] {
+				n++
+			}
+			same = max(same, n)
+		}
+		seen = append(seen, r.Body)
+		tokens, cached := len(r.Body)/4, same/4
+		s := JSON(200, fmt.Sprintf(`{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],`+
+			`"usage":{"prompt_tokens":%d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":%d}}}`, tokens, cached))
+		s.Silence = 20*time.Millisecond + time.Duration(tokens-cached)*time.Millisecond
+		return s
+	}
+}
+
+// G56: one prompt that all share, asked one request at a time so that no two ever
+// overlap, is soon held by all nodes and served by each for its own clients; what a
+// client says next goes on where its conversation is.
+func TestG56OneSharedPrompt(t *testing.T) {
+	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
+		t.Run(fmt.Sprint("peers ", delay, " away"), func(t *testing.T) {
+			virtual(t, 4, always(JSON(200, silent)), func(t *testing.T, c *cluster) {
+				for _, m := range c.members {
+					m.engine.set(keeping())
+				}
+				question := func(i int) string {
+					return long("shared", 128, fmt.Sprintf("%x", sha256.Sum256([]byte{byte(i), byte(i >> 8)})))
+				}
+				served := c.spread(400, false, question)
+				for _, name := range nodeNames {
+					if n := served[name]; n > 200 {
+						t.Errorf("%s served %d of 400: %v", name, n, served)
+					}
+				}
+				at := ""
+				for turn := range 5 {
+					r := c.askAt(t.Context(), "A", http.MethodPost, chatPath, long("shared", 128, strings.Repeat("what this client alone has said ", 64*(turn+1))))
+					if turn > 0 && r.node() != at {
+						t.Errorf("turn %d is served by %s, the one before by %s: %s", turn, r.node(), at, r.header.Get("Hearsay-Reason"))
+					}
+					at = r.node()
+					time.Sleep(time.Second)
+				}
+			}, func(c *daemon.Config) { c.Mesh.LinkDelay = delay })
+		})
+	}
+}
 
 // G57: when many ask for one new prefix at once, no node gets most of them, and the
 // second time those who hold it share.
@@ -67,13 +128,18 @@ func TestG57EveryoneAtOnce(t *testing.T) {
 }
 
 // G58: where nothing speaks for one node, a request stays where it came in: no name
-// and no address is favoured.
+// and no address is favoured. By prices one moves now and then, from a node that has had
+// more than others.
 func TestG58EqualScores(t *testing.T) {
 	for _, name := range append([]string{"local", "longest"}, balanced...) {
+		few := 0
+		if name == "economic" {
+			few = 10
+		}
 		t.Run(name, func(t *testing.T) {
 			virtual(t, 4, always(JSON(200, silent)), func(t *testing.T, c *cluster) {
 				for name, n := range c.spread(400, false, func(i int) string { return long(fmt.Sprint("unique ", i), 4, "") }) {
-					if n != 100 {
+					if n < 100-few || n > 100+few {
 						t.Errorf("%s served %d of 400", name, n)
 					}
 				}

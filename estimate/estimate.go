@@ -73,10 +73,11 @@ func (l *Line) fit() {
 		rest[i] = l.ys[i] - slope*l.xs[i]
 	}
 	l.Base, l.Slope = max(0, median(rest[:n])), slope
+	*l.prior = [2]float64{l.Base, l.Slope}
 }
 
-// scale makes the prior as much steeper as the samples lie above it: without spread
-// in x they tell no more than that.
+// scale makes the prior, or the last fit, as much steeper as the samples lie above it:
+// without spread in x they tell no more than that.
 func (l *Line) scale(n int) {
 	var ratios [window]float64
 	base, slope := l.prior[0], l.prior[1]

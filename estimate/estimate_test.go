@@ -69,6 +69,24 @@ func TestLineWithoutSpread(t *testing.T) {
 	}
 }
 
+// What spread samples told of the slope is not forgotten when later ones lie at one
+// point: an engine whose prompts have all come to be cached still computes as before.
+func TestLineKeepsItsSlope(t *testing.T) {
+	l := Line{Base: 0.02, Slope: 0.00025, MinSpread: 32}
+	for i := range 10 {
+		x := float64(200 * i)
+		l.Add(x, 0.02+0.001*x)
+	}
+	for range 100 {
+		l.Add(8, 0.028)
+	}
+	near(t, "far from the last samples", l.At(2000), 2.02, 0.01)
+	for range 100 {
+		l.Add(8, 0.056)
+	}
+	near(t, "when all takes twice as long", l.At(2000), 4.04, 0.02)
+}
+
 // A promise is believed until it is broken, and again once it is kept.
 func TestShare(t *testing.T) {
 	s := Share{Prior: 100, Span: 8}

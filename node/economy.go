@@ -37,13 +37,38 @@ func newSpeed() speed {
 
 func (s *speed) prefill(uncached int) time.Duration { return seconds(s.line.At(float64(uncached))) }
 
-// known reports whether the speed rests on any sample.
-func (s *speed) known() bool { return s.line.Samples() > 0 }
+// known reports whether the speed rests on enough samples to prefer an engine for it.
+// Fewer may all be of one size, and what the line says of others is a guess.
+func (s *speed) known() bool { return s.line.Samples() >= knownSamples }
+
+const knownSamples = 8
+
+// ownSpeed is that of the engine beside this node; while it is not known, what peers
+// tell of theirs, if they do.
+func (n *Node) ownSpeed() *speed {
+	if n.speed.known() || n.theirs.line.Base+n.theirs.line.Slope == 0 {
+		return &n.speed
+	}
+	return &n.theirs
+}
+
+// hearSpeed takes in what a peer tells of its engine. Of all such it keeps a mean.
+func (n *Node) hearSpeed(load gossip.Load) {
+	line := &n.theirs.line
+	switch {
+	case load.PerToken == 0 && load.Base == 0:
+	case line.Base+line.Slope == 0:
+		line.Base, line.Slope = load.Base.Seconds(), load.PerToken.Seconds()
+	default:
+		line.Base += (load.Base.Seconds() - line.Base) / 8
+		line.Slope += (load.PerToken.Seconds() - line.Slope) / 8
+	}
+}
 
 // speedOf is a peer's speed as it tells it; while it does not, this node's own.
 func (n *Node) speedOf(load gossip.Load) *speed {
 	if load.PerToken == 0 && load.Base == 0 {
-		return &n.speed
+		return n.ownSpeed()
 	}
 	n.scratch.line.Base, n.scratch.line.Slope = load.Base.Seconds(), load.PerToken.Seconds()
 	return &n.scratch
@@ -116,7 +141,7 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 // priceHere says what it would cost to serve it on this node's own engine.
 func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
 	held := int(float64(tokens) * req.share(match))
-	pr := route.Price{Wait: n.backlog(now), Prefill: n.speed.prefill(max(tokens-held, 1))}
+	pr := route.Price{Wait: n.backlog(now), Prefill: n.ownSpeed().prefill(max(tokens-held, 1))}
 	pr.Toll = toll(n.meter.toll(now), pr) + n.wear(n.workHere(), pr)
 	return pr
 }

@@ -50,7 +50,7 @@ func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 	}
 	n.flights++
 	if d.Node == n.cfg.Name {
-		f.service = n.speed.prefill(f.uncached)
+		f.service = n.ownSpeed().prefill(f.uncached)
 		n.meter.come(now, len(n.pending) > 0)
 		n.pending = append(n.pending, f)
 		return f

@@ -49,6 +49,7 @@ type Node struct {
 
 	priced    bool // the policy goes by prices
 	speed     speed
+	theirs    speed // as peers tell, see hearSpeed
 	scratch   speed // speedOf's
 	meter     meter
 	meanWork  float64   // of all nodes, see wear
@@ -318,6 +319,7 @@ func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
 	if r.Pause > 0 {
 		r.Pause += time.Duration(n.cfg.Rand.Int64N(int64(r.Pause)/4 + 1))
 	}
+	n.hearSpeed(r.Load)
 	return n.view.Hear(now, r)
 }
 
