@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 delay=${1:-2ms} requests=${2:-400}
 shift $(($# < 2 ? $# : 2))
 policies=("${@:-local}")
-[ $# -gt 0 ] || policies=(local longest)
+[ $# -gt 0 ] || policies=(local longest longest+pushback economic)
 
 work=$(mktemp -d)
 trap 'kill -INT "${demo:-}" 2>/dev/null || true; rm -rf "$work"' EXIT

@@ -35,6 +35,10 @@ type paperFlags struct {
 	peerPort    int
 	json        bool
 
+	policies  []string // in the place of the paper's rows
+	delays    []time.Duration
+	workloads []string
+
 	profile emulate.Profile
 }
 
@@ -42,12 +46,13 @@ func benchPaperCommand() *cobra.Command {
 	var f paperFlags
 	cmd := &cobra.Command{
 		Use:   "paper",
-		Short: "Repeat the paper's Tables 1 and 2 over real processes, beside the simulator",
+		Short: "Repeat the paper's Tables 1 and 2, or compare policies, over real processes, beside the simulator",
 		Long: "Paper starts four serve processes for each row of the paper's Tables 1 and 2, with emulated engines\n" +
 			"(profile paper) and delayed links, sends them a sample of the paper's workload one request at a time, and\n" +
 			"takes the same requests through the simulator. All times - the engines', the links', the poll interval -\n" +
 			"are real ones multiplied by --time-scale, and reported divided by it. Nodes name prompts by blocks of text;\n" +
 			"so that their engines and the simulator know the same blocks, a block counts as --block-tokens in all of them.\n\n" +
+			"With --policy the rows are those policies in the place of the paper's, at each --delay, on each --workload.\n\n" +
 			"The paper's own values are of thousands of requests: a short sample is colder. What is to agree is the\n" +
 			"simulator and the processes.",
 		Args: cobra.NoArgs,
@@ -64,6 +69,9 @@ func benchPaperCommand() *cobra.Command {
 	flags.IntVar(&f.blockTokens, "block-tokens", 14, "tokens that a block of 64 bytes counts as; 14 is nearest to cl100k_base on MMLU")
 	flags.IntVar(&f.port, "port", 8080, "API port of the first node; the others follow")
 	flags.IntVar(&f.peerPort, "peer-port", 7946, "peer port of the first node; the others follow")
+	flags.StringSliceVar(&f.policies, "policy", nil, "policies to compare, separated by commas; without them the rows are the paper's")
+	flags.DurationSliceVar(&f.delays, "delay", []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond}, "with --policy: one-way delays between nodes, separated by commas")
+	flags.StringSliceVar(&f.workloads, "workload", []string{uniform, skewed}, "with --policy: mmlu, mmlu-skewed or both, separated by a comma")
 	flags.BoolVar(&f.json, "json", false, "print one JSON object instead of tables")
 	return cmd
 }
@@ -100,6 +108,7 @@ type paperRow struct {
 
 	scenario experiment.Scenario
 	sample   *workload.Workload
+	chosen   bool // by --policy
 }
 
 // paperRows are the configurations of the paper's tables.
@@ -112,9 +121,9 @@ func paperRows() (rows []*paperRow) {
 	}
 	for _, p := range experiment.Published() {
 		r := &paperRow{scenario: p.Scenario, Paper: figures{Mean: value(p.Paper.Mean), ExpectedHit: value(p.Paper.Expected), ActualHit: value(p.Paper.Actual)}}
-		r.Policy, r.Workload = p.Scenario.Policy, "mmlu"
+		r.Policy, r.Workload = p.Scenario.Policy, uniform
 		if p.Scenario.Skewed {
-			r.Workload = "mmlu-skewed"
+			r.Workload = skewed
 		}
 		rows = append(rows, r)
 	}
@@ -127,7 +136,10 @@ func (r *paperRow) name() string {
 	if r.scenario.Skewed {
 		set = "skewed"
 	}
-	if r.Policy == (route.Local{}).Name() {
+	switch {
+	case r.chosen:
+		routing = r.Policy
+	case r.Policy == (route.Local{}).Name():
 		routing = "no-route"
 	}
 	return set + ", " + routing
@@ -135,7 +147,10 @@ func (r *paperRow) name() string {
 
 // run prints the rows that were measured also when it is broken off, and then fails.
 func (f *paperFlags) run(ctx context.Context, out, errOut, progress io.Writer) error {
-	rows := paperRows()
+	rows, err := f.rows()
+	if err != nil {
+		return err
+	}
 	if err := f.check(rows); err != nil {
 		return err
 	}

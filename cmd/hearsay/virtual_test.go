@@ -28,10 +28,15 @@ import (
 // anything here, so what differs is the simulator's.
 func TestNodesDoAsSimulated(t *testing.T) {
 	f := paperFlags{requests: 400, seed: 1, timeScale: 1, blockTokens: 14, port: 1, peerPort: 100}
-	rows := append(paperRows(), economicRows()...)
+	f.policies, f.delays, f.workloads = []string{"economic"}, []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond}, []string{uniform, skewed}
+	priced, err := f.rows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := append(paperRows(), priced...)
 	f.draw(t, rows)
 	for _, r := range rows {
-		t.Run(fmt.Sprintf("%s, %s at %v", r.name(), r.Policy, r.scenario.Delay), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s at %v", r.name(), r.scenario.Delay), func(t *testing.T) {
 			if _, err := f.simulate(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
@@ -45,19 +50,6 @@ func TestNodesDoAsSimulated(t *testing.T) {
 			})
 		})
 	}
-}
-
-// economicRows are routed by prices at each of the paper's delays.
-func economicRows() (rows []*paperRow) {
-	for _, r := range paperRows() {
-		if r.Policy == (route.Local{}).Name() {
-			continue
-		}
-		r.Policy = route.Economic{}.Name()
-		r.scenario.Policy = r.Policy
-		rows = append(rows, r)
-	}
-	return rows
 }
 
 func (f *paperFlags) draw(t *testing.T, rows []*paperRow) {
