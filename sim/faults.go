@@ -45,7 +45,7 @@ func (c *cluster) crash(m *member) {
 	m.up, m.wake, m.linkFree, m.stuck = false, 0, 0, nil
 	m.engine.Restart()
 	for _, id := range sorted(m.jobs) {
-		if a := m.jobs[id]; a.call.origin != m.index {
+		if a := m.jobs[id]; a.call != nil && a.call.origin != m.index { // warming is nobody's call
 			c.send(a, refused)
 		}
 	}

@@ -1,0 +1,28 @@
+package sim
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// A node that dies while it warms a prefix takes that along, and nothing else: nobody
+// waits for it. Seed 525 was the first to find one.
+func TestCrashWhileWarming(t *testing.T) {
+	cfg, requests := scenario(525)
+	cfg.Policy = "economic"
+	warmed := int64(0)
+	for range 20 {
+		r, err := Run(cfg, slices.Values(requests))
+		if err != nil {
+			t.Fatal(err)
+		}
+		warmed += r.Warmed
+		for i := range cfg.Faults {
+			cfg.Faults[i].At += 10 * time.Millisecond
+		}
+	}
+	if warmed == 0 {
+		t.Error("nothing was warmed")
+	}
+}
