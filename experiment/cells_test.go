@@ -187,7 +187,7 @@ func TestVerdict(t *testing.T) {
 	}{
 		{3, 4, 4, "sizes/sharegpt/n4/2ms/poisson60/cachefull"}, // 1.03 of the best
 		{1, 4, 3, "sizes/sharegpt/n4/2ms/poisson60/cachefull"}, // strictly the best
-		{2, 3, 3, "mmlu/uniform/2ms/closed/cache100"},          // central at 2 ms
+		{1, 2, 2, "mmlu/uniform/2ms/closed/cache100"},          // central at 2 ms
 		{1, 2, 2, "mmlu/uniform/50ms/closed/cache100"},         // no routing
 		{1, 1, 1, ""}, // longest at 2 ms
 		{1, 2, 2, "mmlu/uniform/2ms/closed/cache100"},          // 1.2 times the mean share, and 1.12
