@@ -134,7 +134,7 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 		Wait:    n.wait(now, p, a),
 		Prefill: n.speedOf(p.Load).prefill(max(tokens-int(held), 1)),
 	}
-	pr.Toll = toll(p.Load.Toll, pr) + n.wear(n.work(p.Load), pr)
+	pr.Toll = toll(p.Load.Toll, pr)
 	return pr
 }
 
@@ -142,17 +142,16 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
 	held := int(float64(tokens) * req.share(match))
 	pr := route.Price{Wait: n.backlog(now), Prefill: n.ownSpeed().prefill(max(tokens-held, 1))}
-	pr.Toll = toll(n.meter.toll(now), pr) + n.wear(n.workHere(), pr)
+	pr.Toll = toll(n.meter.toll(now), pr)
 	return pr
 }
 
-// wear is what a prefill costs on an engine that is busy for more of its time than
-// the others: the excess over their mean, up to once that, beyond what is chance.
-func (n *Node) wear(work float64, p route.Price) time.Duration {
+// excess is by what share an engine does more than the mean of all.
+func (n *Node) excess(work float64) float64 {
 	if n.meanWork <= 0 {
 		return 0
 	}
-	return seconds(wearWeight * p.Prefill.Seconds() * max(-1, min(work/n.meanWork-1, 1)))
+	return work/n.meanWork - 1
 }
 
 // work is how much of its time an engine would spend on the requests that it serves
@@ -165,12 +164,30 @@ func (n *Node) workHere() float64 { return n.meter.rate() * n.speed.prefill(alik
 
 const alikeTokens = 256
 
-// wearWeight of a prefill's time is what it costs more on an engine that is twice
-// as busy as the mean.
-const wearWeight = 0.5
+// relief is what others gain when a request that an engine serves is served by this
+// node from then on: nothing while that engine does no more than its share, and
+// beyond it more than the request's own time.
+func (n *Node) relief(load gossip.Load, p route.Price) time.Duration {
+	excess := min(n.excess(n.work(load)), 1) - max(n.excess(n.workHere()), 0)
+	if excess < reliefFree {
+		return 0
+	}
+	return seconds(reliefSteep * p.Prefill.Seconds() * (excess - reliefFree))
+}
 
-// weigh takes the mean of what all nodes are busy, before a price is asked.
+const (
+	// reliefFree is the excess that is taken for chance.
+	reliefFree = 0.07
+	// reliefSteep prefills of a request are what it is worth to have it served off an
+	// engine that does twice its share.
+	reliefSteep = 7
+)
+
+// weigh takes the mean of what all nodes do, once a poll.
 func (n *Node) weigh(now time.Time) {
+	if !n.priced {
+		return
+	}
 	n.meter.tick(now, len(n.pending) > 0)
 	sum, count := n.workHere(), 1.0
 	for _, p := range n.view.Peers(now) {
@@ -195,12 +212,12 @@ type meter struct {
 	at          time.Time
 	busy, total float64 // seconds
 	met         float64 // requests that came while it was busy
-	came, all   float64 // requests and seconds, over about wearSpan
+	came, all   float64 // requests and seconds, over about workSpan
 }
 
 const (
 	meterSpan = 30 * time.Second
-	wearSpan  = 5 * time.Minute
+	workSpan  = 5 * time.Minute
 	// meterPrior is an idle time that every meter begins with, so that its first
 	// second does not make an engine look busy.
 	meterPrior = 5
@@ -219,7 +236,7 @@ func (m *meter) tick(now time.Time, busy bool) {
 	m.at = now
 	keep := math.Exp(-d / meterSpan.Seconds())
 	m.busy, m.total, m.met = m.busy*keep, m.total*keep, m.met*keep
-	keep = math.Exp(-d / wearSpan.Seconds())
+	keep = math.Exp(-d / workSpan.Seconds())
 	m.came, m.all = m.came*keep, m.all*keep+d
 	if m.total += d; busy {
 		m.busy += d

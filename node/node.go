@@ -52,7 +52,7 @@ type Node struct {
 	theirs    speed // as peers tell, see hearSpeed
 	scratch   speed // speedOf's
 	meter     meter
-	meanWork  float64   // of all nodes, see wear
+	meanWork  float64   // of all nodes, see excess
 	pending   []*Flight // to this node's engine, without a first token; in order
 	lastFirst time.Time // when the last first token came
 	accounts  map[string]*account
@@ -133,7 +133,6 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	able := n.Able(req.Model) && !slices.Contains(tried, n.cfg.Name)
 	tokens := n.tokens(req, req.Bytes)
 	if n.priced {
-		n.weigh(now)
 		self.Price, self.Paused = n.priceHere(now, req, tokens, self.Match), false
 	}
 	if !able {
@@ -163,7 +162,7 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	d := n.decide(req, n.cands[i], reason)
 	if n.priced {
 		d.Elsewhere = elsewhere(n.cands, i)
-		d.rent = n.cands[i].Price.Total() - n.priceHere(now, req, tokens, n.cands[i].Match).Total()
+		d.rent = n.rent(now, req, tokens, n.cands[i])
 	}
 	return d
 }
@@ -297,6 +296,7 @@ func (n *Node) SetCapacity(tokens int) {
 func (n *Node) Speak(now time.Time) gossip.Rumor {
 	n.version++
 	n.Queued(now, n.queue)
+	n.weigh(now)
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),

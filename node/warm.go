@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/prefix"
+	"github.com/hearsay-project/hearsay/route"
 )
 
 const (
@@ -117,6 +118,16 @@ func (n *Node) stay() float64 {
 	return min(lookAhead, float64(n.tree.Tokens()+n.tree.Room())/max(n.inflow.Value, 1))
 }
 
+// rent is what it costs more to have a request served by c than it would here if
+// this node held as much of it, c's relief counted in.
+func (n *Node) rent(now time.Time, req Request, tokens int, c route.Candidate) time.Duration {
+	if c.Self {
+		return 0
+	}
+	load, _ := n.view.Load(c.Name)
+	return c.Price.Total() - n.priceHere(now, req, tokens, c.Match).Total() + n.relief(load, c.Price)
+}
+
 // deal looks beyond this one request at what the policy chose, the i-th candidate.
 // What is held here and costs more room than it saves is asked for elsewhere, and
 // what has been asked for elsewhere at more than it would cost here is bought.
@@ -129,7 +140,7 @@ func (n *Node) deal(now time.Time, req Request, tokens, i int, reason string) (i
 		return i, reason
 	}
 	had := n.priceHere(now, req, tokens, c.Match)
-	rent := (c.Price.Total() - had.Total()).Seconds()
+	rent := n.rent(now, req, tokens, c).Seconds()
 	price := (n.cands[0].Price.Total() - had.Total()).Seconds()
 	price += n.displaced(n.tokens(req, max(c.Match-n.cands[0].Match, 0)*prefix.BlockBytes)) * n.stay()
 	owed := n.ledger.owed(req.Chain, c.Match, n.stay())
@@ -160,7 +171,8 @@ func (n *Node) shed(req Request) int {
 	if keeper == 0 {
 		return 0
 	}
-	saved := n.ledger.rate(req.Chain, depth) * (n.cands[keeper].Price.Total() - self.Price.Total()).Seconds()
+	load, _ := n.view.Load(n.cands[keeper].Name)
+	saved := n.ledger.rate(req.Chain, depth) * (n.cands[keeper].Price.Total() - self.Price.Total() + n.relief(load, self.Price)).Seconds()
 	cost := n.displaced(n.tokens(req, depth*prefix.BlockBytes))
 	if saved >= cost {
 		return 0
