@@ -137,8 +137,7 @@ func TestCacheIsWhatAModelSays(t *testing.T) {
 	for seed := range uint64(50) {
 		rnd := rand.New(rand.NewPCG(seed, 6))
 		there := map[prefix.Hash]bool{} // by what the cache says
-		var c *Cache
-		c = NewCache(func(names []prefix.Hash) {
+		c := NewCache(func(names []prefix.Hash) {
 			for _, h := range names {
 				if !there[h] {
 					t.Fatalf("seed %d: a block is gone that was not there", seed)

@@ -65,14 +65,14 @@ func Publish(cfg Config) (*Publisher, error) {
 		endpoint string
 		serve    func(net.Listener)
 	}{{cfg.Endpoint, p.Serve}, {cfg.Replay, p.ServeReplay}} {
-		at, err := parse(side.endpoint)
+		at, _ := parse(side.endpoint) // it is valid, or empty
 		switch {
 		case side.endpoint == "":
 		case at.bind:
 			p.Dial(at.network, at.addr)
 		default:
-			var l net.Listener
-			if l, err = net.Listen(at.network, at.addr); err != nil {
+			l, err := net.Listen(at.network, at.addr)
+			if err != nil {
 				return nil, errors.Join(err, p.Close())
 			}
 			side.serve(l)
