@@ -117,8 +117,12 @@ func (c *cluster) take(name string) func() error {
 
 // stop shuts a node down as SIGTERM does.
 func (c *cluster) stop(name string) {
+	d := c.nodes[name]
 	if err := c.take(name)(); err != nil {
 		c.t.Errorf("%s stopped with %v", name, err)
+	}
+	if n := d.Status().Economy.Flights; n != 0 {
+		c.t.Errorf("%s stopped and counts on %d requests", name, n)
 	}
 }
 

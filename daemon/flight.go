@@ -47,7 +47,7 @@ func (q *request) settle(now time.Time, n *node.Node) {
 // that forwarded the request is told of it, if there is one.
 func (p *passage) begin(from node.Decision, a *answer) node.Report {
 	q, status := p.q, a.resp.StatusCode
-	late := status < 400 && isLate(q, a)
+	late := from.Self && status < 400 && q.flight != nil && isLate(q, a)
 	p.d.locked(func(now time.Time, n *node.Node) {
 		switch f := q.flight; {
 		case !from.Self:

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearsay-project/hearsay/daemon"
+	"github.com/hearsay-project/hearsay/route"
 )
 
 func statusCommand() *cobra.Command {
@@ -88,6 +89,9 @@ func printStatus(out io.Writer, s daemon.Status) error {
 		fmt.Fprintf(out, "  %s: %d requests; cached tokens expected %d, actual %d, of %d\n",
 			t.where, t.t.Requests, t.t.PredictedTokens, t.t.CachedTokens, t.t.PromptTokens)
 	}
+	if s.Policy == (route.Economic{}).Name() {
+		printEconomy(out, s.Economy)
+	}
 	if s.EngineError != "" {
 		fmt.Fprintf(out, "  the engine does not answer: %s\n", s.EngineError)
 	}
@@ -117,6 +121,18 @@ func printStatus(out io.Writer, s daemon.Status) error {
 		}
 	}
 	return nil
+}
+
+// printEconomy says what prices rest on, and what has come of them.
+func printEconomy(out io.Writer, e daemon.EconomyStatus) {
+	from := "a guess"
+	if e.Samples > 0 {
+		from = fmt.Sprintf("by %d samples", e.Samples)
+	}
+	fmt.Fprintf(out, "  prices: a prefill takes %s and %s a token (%s), a request that came now would wait %s\n",
+		ms(e.Base), ms(e.PerToken), from, ms(e.BacklogMS))
+	fmt.Fprintf(out, "  computed unasked: %d prefixes, %d tokens, given up %d; forwards bounced: %d by this node, %d by peers\n",
+		e.WarmedPrefixes, e.WarmedTokens, e.WarmedGivenUp, e.BouncedOff, e.Bounced)
 }
 
 // printEngine says what is known of the engine, and from whom where not from itself.
