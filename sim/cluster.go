@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/hearsay-project/hearsay/emulate"
@@ -173,17 +174,25 @@ func (c *cluster) run() (Result, error) {
 	return result, c.err
 }
 
-// settle lets two polls go by in which nothing is lost.
+// settle lets engines finish what nobody waits for any more, and then two polls go by
+// in which nothing is lost.
 func (c *cluster) settle() {
 	c.stopped = true
 	for _, m := range c.members {
 		m.side = 0
+	}
+	for c.working() && len(c.queue.events) > 0 && c.err == nil {
+		c.step()
 	}
 	end := c.now.Sub(start) + 2*c.cfg.Poll + 2*c.slowest()
 	for len(c.queue.events) > 0 && c.queue.events[0].at <= end && c.err == nil {
 		c.step()
 	}
 	c.now = start.Add(end)
+}
+
+func (c *cluster) working() bool {
+	return slices.ContainsFunc(c.members, func(m *member) bool { return m.up && len(m.jobs) > 0 })
 }
 
 func (c *cluster) step() {

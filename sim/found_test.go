@@ -26,3 +26,12 @@ func TestCrashWhileWarming(t *testing.T) {
 		t.Error("nothing was warmed")
 	}
 }
+
+// An engine that still computes what nobody waits for changes its tree when all else
+// is quiet, which is no fault of the rumors. Seed 2213 was the first to find it so.
+func TestQuietBeginsWhenEnginesAreIdle(t *testing.T) {
+	cfg, requests := scenario(2213)
+	if _, err := Run(cfg, slices.Values(requests)); err != nil {
+		t.Fatal(err)
+	}
+}
