@@ -50,14 +50,18 @@ func order(text string) openai.ChatCompletionNewParams {
 }
 
 // The OpenAI project's own client for Go gets from four nodes what it gets from one:
-// the same answers, and the same errors of the types that it knows.
+// the same answers, and the same errors of the types that it knows, by whichever policy.
 func TestOpenAIClient(t *testing.T) {
 	scriptedURL := startScripted(t)
 	told := map[string]any{}
-	for _, nodes := range []int{1, 4} {
-		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
-			own := startCluster(t, nodes, "--policy", "longest")
-			scripts := startCluster(t, nodes, "--policy", "longest", "--engine", scriptedURL)
+	for _, cluster := range []struct {
+		nodes  int
+		policy string
+	}{{1, "longest"}, {4, "longest"}, {4, "economic"}} {
+		nodes := cluster.nodes
+		t.Run(fmt.Sprint(nodes, " ", cluster.policy), func(t *testing.T) {
+			own := startCluster(t, nodes, "--policy", cluster.policy)
+			scripts := startCluster(t, nodes, "--policy", cluster.policy, "--engine", scriptedURL)
 			for _, c := range []struct {
 				name string
 				urls []string
