@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearsay-project/hearsay/e2e/process"
 )
@@ -33,7 +34,7 @@ type llamaCluster struct {
 // llamaSlots is how many prompts an engine keeps.
 const llamaSlots = 8
 
-func startLlama(t *testing.T, nodes int) *llamaCluster {
+func startLlama(t *testing.T, nodes int, policy string) *llamaCluster {
 	t.Helper()
 	program, err := exec.LookPath("node")
 	if err != nil {
@@ -63,7 +64,7 @@ func startLlama(t *testing.T, nodes int) *llamaCluster {
 	all := []*process.Server{engine("alone", addrs[3*nodes])}
 	for i := range nodes {
 		e := engine(fmt.Sprint("llama", i+1), addrs[3*i])
-		n := node(fmt.Sprint("n", i+1), addrs[3*i+1], addrs[3*i+2], addrs[2], "--policy", "longest", "--engine", e.URL())
+		n := node(fmt.Sprint("n", i+1), addrs[3*i+1], addrs[3*i+2], addrs[2], "--policy", policy, "--engine", e.URL())
 		c.engines, c.nodes, c.urls = append(c.engines, e), append(c.nodes, n), append(c.urls, n.URL())
 		all = append(all, e, n)
 	}
@@ -157,7 +158,7 @@ func tale(rnd *rand.Rand, words int) string {
 // What it finds cached is what was promised, and it is found again when an engine was
 // killed and has come back cold.
 func TestLlamaCpp(t *testing.T) {
-	c := startLlama(t, 4)
+	c := startLlama(t, 4, "longest")
 	rnd := rand.New(rand.NewPCG(260, 1))
 	t.Run("SameText", func(t *testing.T) { c.sameText(t, rnd) })
 	t.Run("Promises", func(t *testing.T) { c.promises(t, rnd) })
@@ -259,5 +260,48 @@ func (c *llamaCluster) restart(t *testing.T, rnd *rand.Rand) {
 				t.Errorf("topic %d after the restart, request %d: %+v", topic, i+1, got)
 			}
 		}
+	}
+}
+
+// Policies side by side on real engines: questions of topics, each with examples that
+// all of its questions begin with, in one order for all. Routing finds more cached than
+// nodes that keep to themselves. It runs with -v, for its figures.
+func TestLlamaCppPolicies(t *testing.T) {
+	if !testing.Verbose() {
+		t.Skip("figures for people: run with -v")
+	}
+	const topics, requests = 24, 240
+	share := map[string]float64{}
+	for _, policy := range []string{"local", "longest", "economic"} {
+		t.Run(policy, func(t *testing.T) {
+			c := startLlama(t, 4, policy)
+			rnd := rand.New(rand.NewPCG(260, 2))
+			var examples []string
+			for range topics {
+				examples = append(examples, tale(rnd, 110))
+			}
+			var cached, tokens, colds int
+			var took time.Duration
+			var cold, warm float64
+			for range requests {
+				prompt := examples[rnd.IntN(topics)] + tale(rnd, 12)
+				begun := time.Now()
+				got := askLlama(t, c.urls[rnd.IntN(len(c.urls))], "/v1/completions", map[string]any{"prompt": prompt, "max_tokens": 1})
+				took += time.Since(begun)
+				cached, tokens = cached+got.cached, tokens+got.prompt
+				if got.cached < got.prompt/2 {
+					cold, colds = cold+got.promptMillis, colds+1
+				} else {
+					warm += got.promptMillis
+				}
+			}
+			share[policy] = float64(cached) / float64(tokens)
+			t.Logf("%d requests of %d topics, %d slots a node: %.0f %% of prompt tokens cached, %.1f ms a request, prefill %.1f ms cold and %.1f ms warm",
+				requests, topics, llamaSlots, 100*share[policy], float64(took.Microseconds())/1000/requests,
+				cold/float64(max(1, colds)), warm/float64(max(1, requests-colds)))
+		})
+	}
+	if share["longest"] <= share["local"] || share["economic"] <= share["local"] {
+		t.Errorf("shares of prompt tokens found cached: %v", share)
 	}
 }
