@@ -192,6 +192,7 @@ func TestPromisesByEvents(t *testing.T) {
 				return engine.Local{Handler: p}
 			}, func(c *Config) {
 				c.EngineKind, c.Node.CapacityTokens = probe.VLLM, 0
+				c.Node.NoWarming = true // what that finds cached is no request's
 				engines[len(engines)-1].follow(c)
 			})
 			time.Sleep(5 * time.Second)
