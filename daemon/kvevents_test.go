@@ -23,6 +23,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine/kvevents"
 	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/mesh/memnet"
+	"github.com/hearsay-project/hearsay/route"
 	"github.com/hearsay-project/hearsay/workload"
 )
 
@@ -168,10 +169,7 @@ func TestPromisesByEvents(t *testing.T) {
 	if _, err := os.Stat(folder); err != nil {
 		t.Skip("no ../shared/data beside the repository")
 	}
-	questions, err := workload.New(workload.Config{Name: "mmlu", Data: folder + "mmlu", Requests: 2000, Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	questions := mmlu(t, folder+"mmlu", 2000)
 	turns := conversations(t, folder+"bfcl/raw", 500)
 	for _, tc := range []struct {
 		name, path      string
@@ -192,7 +190,7 @@ func TestPromisesByEvents(t *testing.T) {
 				return engine.Local{Handler: p}
 			}, func(c *Config) {
 				c.EngineKind, c.Node.CapacityTokens = probe.VLLM, 0
-				c.Node.NoWarming = true // what that finds cached is no request's
+				c.Node.Policy = route.LongestPushback{} // which warms nothing: what is found is the client's
 				engines[len(engines)-1].follow(c)
 			})
 			time.Sleep(5 * time.Second)
@@ -205,7 +203,7 @@ func TestPromisesByEvents(t *testing.T) {
 				var answer struct {
 					Usage struct {
 						Prompt int `json:"prompt_tokens"`
-					} `json:"usage"`
+					}
 				}
 				if err := json.Unmarshal(r.body, &answer); err != nil || r.status != 200 {
 					t.Fatalf("%d %s, %v", r.status, r.body, err)
@@ -230,6 +228,15 @@ func TestPromisesByEvents(t *testing.T) {
 			}
 		})
 	}
+}
+
+func mmlu(t *testing.T, folder string, questions int) *workload.Workload {
+	t.Helper()
+	w, err := workload.New(workload.Config{Name: "mmlu", Data: folder, Requests: questions, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
 // conversations are turns of BFCL's: the tools of its classes, what was asked so far, and
