@@ -330,7 +330,7 @@ func TestMisuse(t *testing.T) {
 		{"serve --body-max 10 --bodies-max 5", "--bodies-max must be at least --body-max"},
 		{"serve --link-jitter 1ms", "--link-jitter must be 0 to --link-delay"},
 		{"serve --engine http://127.0.0.1:1 --model x.gguf", "--engine must be builtin"},
-		{"serve --gossip shout", "--gossip must be paper"},
+		{"serve --gossip shout", "--gossip must be delta or paper"},
 		{"serve --peer-cert x", "--peer-"},
 		{"serve --cluster-key /nowhere", "--cluster-key"},
 		{"serve --log-level loud", `"loud" is none of debug, info, warn, error`},
