@@ -108,9 +108,12 @@ func (n *Node) SetTrip(peer string, rtt time.Duration) {
 func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2) }
 
 // wait is how long the prefill of a request that is sent to a peer now would wait
-// there: the newest backlog it told, which has since run down, and behind it what
-// this node has sent that the peer did not know of then.
-func (n *Node) wait(now time.Time, p gossip.Peer, a *account) time.Duration {
+// there: the newest backlog it told, which has since run down, behind it what this
+// node has sent that the peer did not know of then, and what others will have sent.
+// The latter tends, within some prefills, to what requests wait there on average,
+// which for prefills of this one's length is half the toll on it (Pollaczek and
+// Khinchine, of a queue with one server and Poisson arrivals).
+func (n *Node) wait(now time.Time, p gossip.Peer, a *account, prefill time.Duration) time.Duration {
 	oneWay := n.oneWay(a)
 	told, backlog := p.Heard.Add(-oneWay), p.Load.Backlog
 	if a.backlogAt.After(told) {
@@ -122,7 +125,10 @@ func (n *Node) wait(now time.Time, p gossip.Peer, a *account) time.Duration {
 			free = later(free, came).Add(f.service)
 		}
 	}
-	return max(0, free.Sub(now.Add(oneWay)), p.PausedUntil.Sub(now))
+	at, service := now.Add(oneWay), prefill.Seconds()
+	mean := p.Load.Toll * service * service
+	age := at.Sub(told).Seconds() / max(service+mean, 1e-9)
+	return max(0, free.Sub(at), p.PausedUntil.Sub(now)) + seconds(mean*(1-math.Exp(-max(age, 0))))
 }
 
 // price says what it would cost to serve a request of so many tokens at a peer.
@@ -131,9 +137,9 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 	held := float64(tokens) * req.share(match) * a.truth.Value()
 	pr := route.Price{
 		Trip:    seconds(a.trip.At(float64(req.Bytes))),
-		Wait:    n.wait(now, p, a),
 		Prefill: n.speedOf(p.Load).prefill(max(tokens-int(held), 1)),
 	}
+	pr.Wait = n.wait(now, p, a, pr.Prefill)
 	pr.Toll = toll(p.Load.Toll, pr)
 	return pr
 }

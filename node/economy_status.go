@@ -51,7 +51,7 @@ func (n *Node) Economy(now time.Time) Economy {
 			Name:  p.Name,
 			Speed: Speed{Base: seconds(s.line.Base), PerToken: seconds(s.line.Slope)},
 			Trip:  seconds(a.trip.Base), TripPerKB: seconds(a.trip.Slope * 1024), Trips: a.trip.Samples(),
-			Backlog: n.wait(now, p, a), Truth: a.truth.Value(), InFlight: len(a.sent),
+			Backlog: n.wait(now, p, a, n.speedOf(p.Load).prefill(alikeTokens)), Truth: a.truth.Value(), InFlight: len(a.sent),
 		})
 	}
 	return e

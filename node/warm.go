@@ -171,6 +171,9 @@ func (n *Node) shed(req Request) int {
 	if keeper == 0 {
 		return 0
 	}
+	if k := n.cands[keeper].Price; k.Total()-k.Trip > self.Price.Total()+self.Price.Prefill/8 {
+		return 0 // a trip may be paid for the room, but no queue
+	}
 	load, _ := n.view.Load(n.cands[keeper].Name)
 	saved := n.ledger.rate(req.Chain, depth) * (n.cands[keeper].Price.Total() - self.Price.Total() + n.relief(load, self.Price)).Seconds()
 	cost := n.displaced(n.tokens(req, depth*prefix.BlockBytes))

@@ -57,7 +57,11 @@ func (Economic) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
 			best = self
 			break
 		}
-		best = among(cands, best, rng)
+		if j := among(cands, best, rng); cands[self].Paused || cands[j].Price.Total() < cands[self].Price.Total() {
+			best = j
+		} else {
+			best = self
+		}
 	}
 	if best == self {
 		return self, "economic here " + terms(cands[self])
@@ -65,13 +69,16 @@ func (Economic) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
 	return best, fmt.Sprintf("economic %s %s, here %s", cands[best].Name, terms(cands[best]), terms(cands[self]))
 }
 
-// among draws two of the peers that cost about as much as the cheapest, and
-// returns the cheaper.
+// among draws two of the peers that would serve the request as fast as the cheapest
+// but for what waits there, of which hearsay is old, and returns the cheaper. Those
+// that are dearer by a whole prefill are out.
 func among(cands []Candidate, least int, rng *rand.Rand) int {
-	limit := cands[least].Price.Total() + tied(cands[least].Price.Total())
+	l := cands[least].Price
+	fast, limit := l.Trip+l.Prefill, l.Total()+l.Prefill
+	fast += tied(fast)
 	first, second, n := least, least, 0
 	for i, c := range cands {
-		if c.Self || c.Paused || c.Price.Total() > limit {
+		if c.Self || c.Paused || c.Price.Trip+c.Price.Prefill > fast || c.Price.Total() > limit {
 			continue
 		}
 		// A reservoir of two: each pair of the n so far is held with one chance.
