@@ -53,6 +53,7 @@ func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 		f.service = n.ownSpeed().prefill(f.uncached)
 		n.meter.come(now, len(n.pending) > 0)
 		n.pending = append(n.pending, f)
+		n.begins(f)
 		return f
 	}
 	n.ledger.owe(req.Chain, d.Match, d.rent.Seconds(), n.stay())

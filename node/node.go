@@ -59,6 +59,8 @@ type Node struct {
 	flights   int // under way
 
 	ledger    ledger
+	spoke     time.Time     // when the last rumor was
+	notice    bool          // a prefill has begun since that peers should hear of
 	wish      *wish         // nil where nothing is worth warming
 	warming   *Flight       // under way
 	allowance float64       // of tokens to warm
@@ -297,10 +299,11 @@ func (n *Node) Speak(now time.Time) gossip.Rumor {
 	n.version++
 	n.Queued(now, n.queue)
 	n.weigh(now)
+	n.spoke, n.notice = now, false
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
-		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tell(now), Load: n.load(now),
+		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tell(now), Load: n.load(now), Computing: n.computing(),
 	}
 }
 

@@ -82,6 +82,7 @@ func (k *checker) heard(m *member, r *spoken, news bool) {
 	if change := r.wire.Change; change == nil || b.told > 0 && change.Since <= b.told {
 		b.tree, b.told, b.credits = r.Tree, r.Version, nil
 	}
+	k.believe(b, r.Computing)
 }
 
 // answered: a peer that has answered a request is well, and holds its prompt.
@@ -95,7 +96,12 @@ func (k *checker) credited(m *member, peer int, chain prefix.Chain) {
 	if b.rumor == nil {
 		return // what was never heard of is not believed in
 	}
-	for _, h := range chain {
+	k.believe(b, chain)
+}
+
+// believe: what a peer is computing counts as held.
+func (k *checker) believe(b *belief, blocks []prefix.Hash) {
+	for _, h := range blocks {
 		if !b.tree.Has(h) {
 			if b.credits == nil {
 				b.credits = map[prefix.Hash]bool{}

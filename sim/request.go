@@ -215,6 +215,9 @@ func (c *cluster) serve(a *attempt) {
 	a.report.Shared, a.report.Others = m.Shared(k.bytes(c))
 	if c.mode.choose == nil {
 		a.run = m.Dispatch(c.now, k.bytes(c), d)
+		if c.mode.rumors && m.Urgent(c.now) {
+			c.say(m)
+		}
 	}
 	m.jobs[a.id] = a
 	m.engine.Submit(c.now, emulate.Job{ID: a.id, Chain: k.Chain, Tokens: k.Tokens, Output: k.Output})

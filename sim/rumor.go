@@ -22,11 +22,17 @@ type spoken struct {
 }
 
 // speak lets a node tell all others what it holds, and queues its next turn.
-// Nothing is copied: a rumor is one value, its tree one immutable snapshot.
 func (c *cluster) speak(m *member, life uint64) {
 	if !m.up || m.life != life {
 		return
 	}
+	c.say(m)
+	c.after(c.cfg.Poll, event{what: speak, node: int32(m.index), life: life})
+}
+
+// say sends a node's rumor to all others. Nothing is copied: a rumor is one value,
+// its tree one immutable snapshot.
+func (c *cluster) say(m *member) {
 	r := c.utter(m)
 	if !c.cfg.Whole {
 		m.journal.Add(r.Rumor)
@@ -56,7 +62,6 @@ func (c *cluster) speak(m *member, life uint64) {
 	if group.rumor != nil {
 		c.queue.push(group)
 	}
-	c.after(c.cfg.Poll, event{what: speak, node: int32(m.index), life: life})
 }
 
 // trips draws when the copies of a rumor arrive, none if it is lost.

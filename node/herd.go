@@ -1,0 +1,54 @@
+package node
+
+import (
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/prefix"
+)
+
+// Requests for one prefix that nobody holds come together: a class starts its
+// exercise, an agent fans out. The node that computes it first says so at once,
+// beside its backlog, and for the others to wait for it there is a price like any
+// other. What is computed twice is what begins within the time that word takes.
+
+const (
+	// noticeMin is the shortest prefill of which peers are told before their next
+	// rumor is due: below it the word would come too late to save much.
+	noticeMin = 20 * time.Millisecond
+	// noticesPerPoll bounds the rumors spoken out of turn.
+	noticesPerPoll = 8
+)
+
+// begins notes that the prefill of a flight has come to this node's engine.
+func (n *Node) begins(f *Flight) {
+	if n.priced && f.service >= noticeMin && len(f.req.Chain)-f.match >= warmMin {
+		n.notice = true
+	}
+}
+
+// Urgent reports whether peers had better hear a rumor now, before it is due: a
+// prefill has begun that is worth waiting for. It does so once for each, and not
+// more often than eight times a poll.
+func (n *Node) Urgent(now time.Time) bool {
+	if !n.notice || now.Sub(n.spoke) < n.cfg.Poll/noticesPerPoll {
+		return false
+	}
+	n.notice = false
+	return true
+}
+
+// computing returns the blocks of all prompts whose prefill is waiting or under way
+// here, beyond the tree.
+func (n *Node) computing() []prefix.Hash {
+	if !n.priced {
+		return nil
+	}
+	var hashes []prefix.Hash
+	for _, f := range n.pending {
+		c := f.req.Chain
+		c = c[n.tree.Match(c):]
+		hashes = append(hashes, c[:min(len(c), gossip.MaxComputing-len(hashes))]...)
+	}
+	return hashes
+}
