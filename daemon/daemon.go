@@ -116,6 +116,7 @@ type Daemon struct {
 	events  *events       // nil without Config.KVEvents
 	wake    chan struct{} // has the engine probed at once
 	toWarm  chan struct{} // has warming looked at
+	urgent  chan struct{} // has a rumor spoken out of turn
 	gone    *sync.Cond    // on mu: a request has ended
 
 	// mu guards what follows. It is taken in the method locked, and never held
@@ -161,6 +162,7 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		apiKeys:  map[[sha256.Size]byte]struct{}{},
 		wake:     make(chan struct{}, 1),
 		toWarm:   make(chan struct{}, 1),
+		urgent:   make(chan struct{}, 1),
 		forwards: map[*forward]struct{}{},
 	}
 	d.prober = probe.New(cfg.Engine, cfg.EngineKind, d.authorize)
@@ -257,7 +259,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// speakEvery is the heartbeat of the node.
+// speakEvery is the heartbeat of the node, and tells out of turn what is urgent.
 func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -265,6 +267,7 @@ func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 		d.careful("the heartbeat", d.speak)
 		select {
 		case <-tick.C:
+		case <-d.urgent:
 		case <-ctx.Done():
 			return
 		}

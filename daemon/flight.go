@@ -29,6 +29,12 @@ func (d *Daemon) dispatch(now time.Time, n *node.Node, q *request, decision node
 		q.report.Shared, q.report.Others = n.Shared(q.route)
 	}
 	q.flight = n.Dispatch(now, q.route, decision)
+	if n.Urgent(now) {
+		select {
+		case d.urgent <- struct{}{}:
+		default: // it is being told
+		}
+	}
 	if !decision.Self {
 		q.promise = node.Promise{Tokens: decision.Expected, Within: decision.Elsewhere}
 		if q.bounced { // once is enough

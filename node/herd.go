@@ -16,8 +16,10 @@ const (
 	// noticeMin is the shortest prefill of which peers are told before their next
 	// rumor is due: below it the word would come too late to save much.
 	noticeMin = 20 * time.Millisecond
-	// noticesPerPoll bounds the rumors spoken out of turn.
+	// noticesPerPoll and noticeGap bound the rumors spoken out of turn: eight a poll,
+	// or, where polls are long, ten a second.
 	noticesPerPoll = 8
+	noticeGap      = 100 * time.Millisecond
 )
 
 // begins notes that the prefill of a flight has come to this node's engine.
@@ -29,9 +31,9 @@ func (n *Node) begins(f *Flight) {
 
 // Urgent reports whether peers had better hear a rumor now, before it is due: a
 // prefill has begun that is worth waiting for. It does so once for each, and not
-// more often than eight times a poll.
+// when one has just been spoken.
 func (n *Node) Urgent(now time.Time) bool {
-	if !n.notice || now.Sub(n.spoke) < n.cfg.Poll/noticesPerPoll {
+	if !n.notice || now.Sub(n.spoke) < min(n.cfg.Poll/noticesPerPoll, noticeGap) {
 		return false
 	}
 	n.notice = false
