@@ -39,7 +39,7 @@ func tied(least time.Duration) time.Duration { return max(least/50, time.Millise
 
 // Choose returns the candidate with the least price, or one of about that.
 func (Economic) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
-	best := -1
+	self, best := findSelf(cands), -1
 	for i, c := range cands {
 		if c.Paused {
 			continue
@@ -48,18 +48,12 @@ func (Economic) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
 			best = i
 		}
 	}
-	self := findSelf(cands)
-	switch {
-	case best < 0:
+	if best < 0 {
 		return self, "economic all paused, stay here " + terms(cands[self])
-	case !cands[best].Self:
-		if cands[self].Price.Total() <= cands[best].Price.Total() && !cands[self].Paused {
-			best = self
-			break
-		}
-		if j := among(cands, best, rng); cands[self].Paused || cands[j].Price.Total() < cands[self].Price.Total() {
-			best = j
-		} else {
+	}
+	if best != self {
+		best = among(cands, best, rng)
+		if !cands[self].Paused && cands[self].Price.Total() <= cands[best].Price.Total() {
 			best = self
 		}
 	}
