@@ -27,16 +27,21 @@ func (t *Tree) Room() int {
 	return int(max(0, t.maxUnits-t.units) / unitsPerToken)
 }
 
-// lengthen takes in the next newer blocks until the tail has its length.
-func (t *Tree) lengthen() {
-	for t.tail.units < t.units/tailPart {
-		next := t.blocks[t.tail.newest].newer
-		if next == 0 {
+// level gives the tail its length: no less than its part of the tree, and no block
+// more than that takes.
+func (t *Tree) level() {
+	for part := t.units / tailPart; ; {
+		b := t.blocks[t.tail.newest]
+		switch {
+		case t.tail.units < part && b.newer != 0:
+			t.blocks[b.newer].last = true
+			t.tail.units += t.blocks[b.newer].units
+			t.tail.newest = b.newer
+		case t.tail.newest != 0 && t.tail.units-b.units >= part:
+			t.shorten(t.tail.newest)
+		default:
 			return
 		}
-		t.blocks[next].last = true
-		t.tail.units += t.blocks[next].units
-		t.tail.newest = next
 	}
 }
 

@@ -86,11 +86,11 @@ func (t *Tree) Match(c Chain) int { return c.Longest(t.Has) }
 // Insert touches c from its deepest block up, so a block is always more recent
 // than its children, the oldest block is always a leaf, and evicting is O(1).
 func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
+	t.tail.revived = 0
 	if len(c) == 0 || t.maxBlocks == 0 {
 		return 0
 	}
 	share, rest := units(tokens)/int64(len(c)), units(tokens)%int64(len(c))
-	t.tail.revived = 0
 	at := int32(0)
 	for i, h := range c[:min(len(c), t.maxBlocks)] {
 		j, ok := t.index[h]
@@ -139,6 +139,7 @@ func (t *Tree) Prune(c Chain, keep int) (removed int) {
 		t.remove(i)
 		removed++
 		if i == top {
+			t.level()
 			return removed
 		}
 		i = parent
@@ -158,7 +159,7 @@ func (t *Tree) evict() (evicted int) {
 		t.remove(t.blocks[0].newer)
 		evicted++
 	}
-	t.lengthen()
+	t.level()
 	return evicted
 }
 
