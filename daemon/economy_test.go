@@ -96,11 +96,11 @@ func TestNothingIsCountedOnAfterwards(t *testing.T) {
 	})
 }
 
-// busyPeer makes a cluster in which n1 forwards "law" to the others, whose last rumor
-// does not say yet that they have become busy.
+// busyPeer makes a cluster in which n1 forwards "law" to the others, which have become
+// busy: the word of it is still under way.
 func busyPeer(t *testing.T, size int) (*cluster, string) {
 	s := stubs{}
-	c := newCluster(t, size, s.engineOf, economic, func(c *Config) { c.Node.Poll = time.Minute })
+	c := newCluster(t, size, s.engineOf, economic, func(c *Config) { c.Node.Poll, c.Mesh.LinkDelay = time.Minute, 300*time.Millisecond })
 	law := prompt("law", 700) // some 4000 tokens
 	for i := range size - 1 {
 		c.complete(fmt.Sprintf("n%d", i+2), law)
@@ -131,7 +131,7 @@ func TestBounce(t *testing.T) {
 		c, law := busyPeer(t, 2)
 		begun := time.Now()
 		r := c.complete("n1", law)
-		if r.status != 200 || r.header.Get(nodeHeader) != "n1" || time.Since(begun) > 0 {
+		if r.status != 200 || r.header.Get(nodeHeader) != "n1" || time.Since(begun) != 600*time.Millisecond { // there and back
 			t.Errorf("%d from %s after %v: %s", r.status, r.header.Get(nodeHeader), time.Since(begun), r.header.Get(reasonHeader))
 		}
 		for name := range r.header {

@@ -147,8 +147,8 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 	p.load = r.Load
 	p.pausedUntil = now.Add(max(0, r.Pause))
 	v.hearTree(p, r)
-	v.credit(p, r.Computing)
 	v.merge()
+	v.credit(p, r.Computing) // of which the change just merged may have said that it is gone
 	v.index.tidy()
 	return true
 }
