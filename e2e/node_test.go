@@ -43,8 +43,8 @@ func TestNodeClients(t *testing.T) {
 			for _, nodes := range []int{1, 4} {
 				t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 					told = append(told, runNode(t, node, file, map[string]any{
-						"builtin":  startCluster(t, nodes, "--policy", "longest"),
-						"scripted": startCluster(t, nodes, "--policy", "longest", "--engine", engine),
+						"builtin":  startCluster(t, nodes),
+						"scripted": startCluster(t, nodes, "--engine", engine),
 						"keyed":    keyed,
 						"key":      apiKey,
 					}))

@@ -57,7 +57,7 @@ func TestOpenAIClient(t *testing.T) {
 	for _, cluster := range []struct {
 		nodes  int
 		policy string
-	}{{1, "longest"}, {4, "longest"}, {4, "economic"}} {
+	}{{1, "economic"}, {4, "economic"}, {4, "longest"}} {
 		nodes := cluster.nodes
 		t.Run(fmt.Sprint(nodes, " ", cluster.policy), func(t *testing.T) {
 			own := startCluster(t, nodes, "--policy", cluster.policy)
