@@ -1,6 +1,7 @@
 package node
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -84,10 +85,17 @@ type account struct {
 	backlogAt time.Time     // when that was so; zero before
 }
 
+// accountsMax is at how many accounts those of peers that are not known any more are
+// dropped: more than a view has peers. Most go when their peer leaves, in Forget.
+const accountsMax = 1 << 12
+
 // account returns the account of peer, opened when there is none.
 func (n *Node) account(peer string) *account {
 	a := n.accounts[peer]
 	if a == nil {
+		if len(n.accounts) >= accountsMax {
+			maps.DeleteFunc(n.accounts, func(name string, _ *account) bool { _, known := n.view.Load(name); return !known })
+		}
 		a = &account{
 			trip:  estimate.Line{MinSpread: spreadBytes},
 			truth: estimate.Share{Prior: truthPrior, Span: truthSpan},
@@ -115,20 +123,25 @@ func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2
 // Khinchine, of a queue with one server and Poisson arrivals).
 func (n *Node) wait(now time.Time, p gossip.Peer, a *account, prefill time.Duration) time.Duration {
 	oneWay := n.oneWay(a)
+	at := now.Add(oneWay)
 	told, backlog := p.Heard.Add(-oneWay), p.Load.Backlog
-	if a.backlogAt.After(told) {
+	if told.After(now) { // the clock was set back
+		told = now
+	}
+	if a.backlogAt.After(told) && !a.backlogAt.After(now) {
 		told, backlog = a.backlogAt, a.backlog
 	}
 	free := told.Add(backlog)
 	for _, f := range a.sent {
-		if came := f.at.Add(oneWay); came.After(told) && f.first.IsZero() {
+		if came := f.at.Add(oneWay); came.After(told) && !came.After(at) && f.first.IsZero() {
 			free = later(free, came).Add(f.service)
 		}
 	}
-	at, service := now.Add(oneWay), prefill.Seconds()
+	service := prefill.Seconds()
 	mean := p.Load.Toll * service * service
 	age := at.Sub(told).Seconds() / max(service+mean, 1e-9)
-	return max(0, free.Sub(at), p.PausedUntil.Sub(now)) + seconds(mean*(1-math.Exp(-max(age, 0))))
+	pause := p.PausedUntil.Sub(later(now, p.Heard))
+	return max(0, free.Sub(at), pause) + seconds(mean*(1-math.Exp(-max(age, 0))))
 }
 
 // price says what it would cost to serve a request of so many tokens at a peer.
@@ -148,7 +161,7 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
 	held := int(float64(tokens) * req.share(match))
 	pr := route.Price{Wait: n.backlog(now), Prefill: n.ownSpeed().prefill(max(tokens-held, 1))}
-	pr.Toll = toll(n.meter.toll(now), pr)
+	pr.Toll = toll(n.meter.toll(), pr)
 	return pr
 }
 
@@ -268,7 +281,7 @@ func (m *meter) rate() float64 {
 
 // toll is the rate at which requests come while the engine is busy, in one a
 // second, over the share of time that it is not.
-func (m *meter) toll(now time.Time) float64 {
+func (m *meter) toll() float64 {
 	if m.busy <= 0 {
 		return 0
 	}

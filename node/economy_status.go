@@ -41,7 +41,7 @@ func (n *Node) Economy(now time.Time) Economy {
 	n.meter.tick(now, len(n.pending) > 0)
 	e := Economy{
 		Engine: Speed{seconds(n.speed.line.Base), seconds(n.speed.line.Slope), n.speed.line.Samples()},
-		Rate:   n.meter.rate(), Toll: n.meter.toll(now), Backlog: n.backlog(now),
+		Rate:   n.meter.rate(), Toll: n.meter.toll(), Backlog: n.backlog(now),
 		Flights: n.flights, Bounced: n.bounced,
 		Warming: n.warming != nil, Warmed: n.warmed, Allowance: int(n.allowance),
 	}
@@ -51,7 +51,7 @@ func (n *Node) Economy(now time.Time) Economy {
 			Name:  p.Name,
 			Speed: Speed{Base: seconds(s.line.Base), PerToken: seconds(s.line.Slope)},
 			Trip:  seconds(a.trip.Base), TripPerKB: seconds(a.trip.Slope * 1024), Trips: a.trip.Samples(),
-			Backlog: n.wait(now, p, a, n.speedOf(p.Load).prefill(alikeTokens)), Truth: a.truth.Value(), InFlight: len(a.sent),
+			Backlog: n.wait(now, p, a, s.prefill(alikeTokens)), Truth: a.truth.Value(), InFlight: len(a.sent),
 		})
 	}
 	return e

@@ -83,8 +83,9 @@ func (n *Node) Drop(now time.Time, f *Flight) {
 		n.leave(now, f)
 		return
 	}
-	a := n.account(f.Node)
-	a.sent = remove(a.sent, f)
+	if a := n.accounts[f.Node]; a != nil {
+		a.sent = remove(a.sent, f)
+	}
 	if n.priced {
 		n.view.Uncredit(f.Node)
 	}
@@ -137,7 +138,10 @@ func (n *Node) land(now time.Time, out Outcome) {
 		}
 		return
 	}
-	a := n.account(f.Node)
+	a := n.accounts[f.Node]
+	if a == nil {
+		return // it has left
+	}
 	a.sent = remove(a.sent, f)
 	if !out.Report.Known {
 		return
@@ -147,7 +151,9 @@ func (n *Node) land(now time.Time, out Outcome) {
 		first = now
 	}
 	a.trip.Add(float64(f.req.Bytes), max(0, first.Sub(f.at)-out.Report.Took).Seconds())
-	a.backlog, a.backlogAt = out.Report.Backlog, first.Add(-n.oneWay(a))
+	if at := first.Add(-n.oneWay(a)); at.After(a.backlogAt) || a.backlogAt.After(now) { // a long answer lands late
+		a.backlog, a.backlogAt = out.Report.Backlog, at
+	}
 	n.consider(now, f, out.Report)
 	if out.Known && out.Promised > 0 && out.PromptTokens > 0 {
 		promised := float64(out.Promised * prefix.BlockBytes)
@@ -174,7 +180,7 @@ func (n *Node) backlog(now time.Time) time.Duration {
 			total += f.service
 			continue
 		}
-		total += max(0, later(f.at, n.lastFirst).Add(f.service).Sub(now))
+		total += max(0, min(f.service, later(f.at, n.lastFirst).Add(f.service).Sub(now)))
 	}
 	return total
 }
@@ -230,9 +236,10 @@ func (n *Node) Shared(req Request) (blocks, others int) { return n.tree.Branch(r
 // Bounced records that a peer has refused a flight that it would have served late,
 // and what it said of its load.
 func (n *Node) Bounced(now time.Time, f *Flight, backlog time.Duration) {
-	a := n.account(f.Node)
 	n.Drop(now, f)
-	a.backlog, a.backlogAt = backlog, now.Add(-n.oneWay(a))
+	if a := n.accounts[f.Node]; a != nil {
+		a.backlog, a.backlogAt = backlog, now.Add(-n.oneWay(a))
+	}
 }
 
 // Backlog is what a bounce tells the sender.

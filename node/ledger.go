@@ -10,7 +10,7 @@ import (
 // do and what their forwards have cost that would not have been needed had this node
 // held them: the rent of the ski-rental problem. It keeps them at checkpoints, the
 // first 16 blocks of a prompt and 16 depths of each doubling from there, so that a
-// prompt of any length costs a few dozen entries. Its clock is the requests of its
+// prompt of a thousand blocks costs some hundred entries. Its clock is the requests of its
 // node's clients.
 type ledger struct {
 	clock   float64
@@ -29,13 +29,12 @@ const (
 	ledgerMax = 1 << 15
 )
 
+// stride is how far apart checkpoints are at a depth: a sixteenth of the power of two
+// below it.
+func stride(depth int) int { return 1 << max(bits.Len(uint(depth))-5, 0) }
+
 // checkpoint is the deepest checkpoint no deeper than depth.
-func checkpoint(depth int) int {
-	if depth <= 16 {
-		return depth
-	}
-	return depth &^ (1<<(bits.Len(uint(depth))-5) - 1)
-}
+func checkpoint(depth int) int { return depth &^ (stride(depth) - 1) }
 
 // ask counts a request for c.
 func (l *ledger) ask(c prefix.Chain) {
@@ -43,10 +42,7 @@ func (l *ledger) ask(c prefix.Chain) {
 		l.entries = map[prefix.Hash]*entry{}
 	}
 	l.clock++
-	for depth := 1; depth <= len(c); depth++ {
-		if depth != checkpoint(depth) {
-			continue
-		}
+	for depth := 1; depth <= len(c); depth += stride(depth) {
 		e := l.entries[c[depth-1]]
 		if e == nil {
 			if len(l.entries) >= ledgerMax {
@@ -101,7 +97,7 @@ func (e *entry) owed(clock, stay float64) float64 {
 	return e.debt * max(0, 1-(clock-e.due)/max(stay, 1))
 }
 
-// shrink forgets the rarest, until half of the room is free.
+// shrink forgets the rarest, until half of the room is free or more.
 func (l *ledger) shrink() {
 	for least := 1.0; len(l.entries) > ledgerMax/2; least *= 2 {
 		for h, e := range l.entries {

@@ -83,8 +83,11 @@ func New(cfg Config) *Node {
 		view:   gossip.NewView(gossip.Config{Self: cfg.Name, SuspectAfter: cfg.SuspectAfter}),
 		models: rates{preset: cfg.BytesPerToken},
 
-		priced: cfg.Policy == route.Policy(route.Economic{}), speed: newSpeed(), accounts: map[string]*account{}, allowance: warmBurst, tailWorth: estimate.Mean{Span: 200}, inflow: estimate.Mean{Span: 200},
 		gauge: newGauge(cfg.CapacityTokens, cfg.MaxBlocks),
+
+		priced: cfg.Policy == route.Policy(route.Economic{}),
+		speed:  newSpeed(), accounts: map[string]*account{},
+		allowance: warmBurst, tailWorth: estimate.Mean{Span: meanSpan}, inflow: estimate.Mean{Span: meanSpan},
 	}
 }
 
@@ -222,9 +225,9 @@ func (n *Node) Served(now time.Time, req Request, by string, out Outcome) {
 			n.tree.Prune(req.Chain, keep)
 		}
 		n.tree.Insert(chain, tokens)
-	}
-	if by == n.cfg.Name && n.allowance < warmBurst {
-		n.allowance += n.cfg.WarmShare * float64(out.PromptTokens)
+		if n.allowance < warmBurst {
+			n.allowance += n.cfg.WarmShare * float64(out.PromptTokens)
+		}
 	}
 	n.models.learn(req.Model, req.Bytes, out.PromptTokens)
 	n.heads.learn(req.Chain, req.Bytes, out.PromptTokens)
@@ -322,16 +325,23 @@ func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
 	if r.Pause > 0 {
 		r.Pause += time.Duration(n.cfg.Rand.Int64N(int64(r.Pause)/4 + 1))
 	}
+	if !n.view.Hear(now, r) {
+		return false
+	}
 	n.hearSpeed(r.Load)
-	return n.view.Hear(now, r)
+	return true
 }
 
 // Told returns which version of peer's tree, and of which life, is held here: the
 // peer tells what has changed since. 0: none.
 func (n *Node) Told(peer string) (life, version uint64) { return n.view.Told(peer) }
 
-// Forget drops what is believed of a peer that has left the cluster.
-func (n *Node) Forget(peer string) { n.view.Forget(peer) }
+// Forget drops what is believed of a peer that has left the cluster, and what was
+// learnt by dealing with it.
+func (n *Node) Forget(peer string) {
+	n.view.Forget(peer)
+	delete(n.accounts, peer)
+}
 
 // Suspected reports whether peer has been silent for too long, or was never heard
 // (section 3.3 of the paper: the broadcast is the heartbeat).
@@ -340,7 +350,7 @@ func (n *Node) Suspected(now time.Time, peer string) bool { return n.view.Suspec
 // load is what others need to price a request here.
 func (n *Node) load(now time.Time) gossip.Load {
 	n.meter.tick(now, len(n.pending) > 0)
-	l := gossip.Load{Backlog: n.backlog(now), Rate: n.meter.rate(), Toll: n.meter.toll(now)}
+	l := gossip.Load{Backlog: n.backlog(now), Rate: n.meter.rate(), Toll: n.meter.toll()}
 	if n.speed.known() {
 		l.Base, l.PerToken = seconds(n.speed.line.Base), seconds(n.speed.line.Slope)
 	}

@@ -23,6 +23,11 @@ const (
 	// lookAhead is how many requests of this node a warmed prefix is expected to
 	// serve within, where nothing is ever evicted.
 	lookAhead = 1000
+	// tailPow says how fast what a tree's tail saves falls with the tree's size: the
+	// samples of a tree that is not full yet are taken for those of a full one so.
+	tailPow = 2
+	// meanSpan requests are what the means of the tree's tail and inflow rest on.
+	meanSpan = 200
 )
 
 // A Warming is a prefix that this node computes of its own will on its idle engine,
@@ -62,7 +67,7 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 		rent: min(f.rent, n.speed.prefill(tokens)),
 		rate: n.ledger.rate(f.req.Chain, depth),
 	}
-	if n.worth(now, w) > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || n.worth(now, *n.wish) < n.worth(now, w)) {
+	if n.worth(w) > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || n.worth(*n.wish) < n.worth(w)) {
 		n.wish = &w
 	}
 }
@@ -82,10 +87,10 @@ func (n *Node) Forgo() { n.wish = nil }
 
 // worth is what a wish would save for each request of this node, in seconds, less
 // what it would cost.
-func (n *Node) worth(now time.Time, w wish) float64 {
-	stay := float64(lookAhead)
+func (n *Node) worth(w wish) float64 {
 	gain := w.rate * w.rent.Seconds()
-	cost := n.meter.toll(now) * n.speed.prefill(w.tokens).Seconds() * n.speed.prefill(w.tokens).Seconds() / 2 / stay
+	took := n.speed.prefill(w.tokens).Seconds()
+	cost := n.meter.toll() * took * took / 2 / lookAhead
 	return gain - cost - n.displaced(w.tokens)
 }
 
@@ -195,12 +200,11 @@ func rank(name string, h prefix.Hash) uint64 {
 
 // meanTrip is about how long a forward to some peer takes, in seconds.
 func (n *Node) meanTrip() float64 {
-	var sum, count float64
+	var sum time.Duration // whole, since the order of a map is to change nothing
 	for _, a := range n.accounts {
-		sum += a.trip.Base
-		count++
+		sum += seconds(a.trip.Base)
 	}
-	return sum / max(count, 1)
+	return sum.Seconds() / float64(max(len(n.accounts), 1))
 }
 
 // NextWarming returns a prefix to compute now, if the engine is idle and one is
@@ -212,7 +216,7 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 	}
 	have := n.tree.Match(w.req.Chain)
 	w.tokens = n.tokens(w.req, max(w.blocks-have, 0)*prefix.BlockBytes)
-	if now.Sub(w.since) > warmFor || w.blocks-have < warmMin || float64(w.tokens) > n.allowance || n.worth(now, *w) <= 0 || !n.Able(w.req.Model) {
+	if now.Sub(w.since) > warmFor || w.blocks-have < warmMin || float64(w.tokens) > n.allowance || n.worth(*w) <= 0 || !n.Able(w.req.Model) {
 		n.wish = nil
 		return Warming{}, false
 	}
@@ -273,7 +277,3 @@ type WarmTotals struct {
 	Tokens    int // computed for them
 	Cancelled int // for clients' requests that came
 }
-
-// tailPow says how fast what a tree's tail saves falls with the tree's size: the
-// samples of a tree that is not full yet are taken for those of a full one so.
-const tailPow = 2
