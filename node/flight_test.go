@@ -1,0 +1,219 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hearsay-project/hearsay/gossip"
+	"pgregory.net/rapid"
+)
+
+// A forward is served within what its sender could have elsewhere, an eighth or some
+// milliseconds over included; one that would be later is bounced and counted. One
+// without a promise never is, nor is any by a node that does not go by prices.
+func TestAdmit(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		tokens    int // of the prompt, a millisecond each
+		busy      bool
+		within    time.Duration
+		unpriced  bool
+		bounced   bool
+		forwarded string
+	}{
+		{name: "as promised", tokens: 160, within: ms(160)},
+		{name: "an eighth late", tokens: 160, within: ms(143)},
+		{name: "later than that", tokens: 160, within: ms(142), bounced: true},
+		{name: "some milliseconds late", tokens: 16, within: ms(11)},
+		{name: "more milliseconds", tokens: 16, within: ms(10), bounced: true},
+		{name: "behind others", tokens: 160, busy: true, within: ms(160), bounced: true},
+		{name: "behind others, and so elsewhere", tokens: 160, busy: true, within: ms(600)},
+		{name: "no elsewhere", tokens: 160, busy: true},
+		{name: "unpriced", tokens: 160, busy: true, within: 1, unpriced: true},
+	} {
+		n := newPriced("a", Config{})
+		n.priced = !test.unpriced
+		if test.busy {
+			arrive(n, start, requestOf(2, 0, 0, 30))
+		}
+		d, admitted := n.Admit(start, requestOf(1, 0, 0, test.tokens/blockTokens), Promise{Within: test.within})
+		if admitted == test.bounced || d.Node != "a" || d.Reason != "forwarded" {
+			t.Errorf("%s: admitted %v, %+v", test.name, admitted, d)
+		}
+		if got := n.Economy(start).Bounced; got != map[bool]int{true: 1}[test.bounced] {
+			t.Errorf("%s: %d bounced", test.name, got)
+		}
+	}
+	n := newPriced("a", Config{})
+	n.Served(start, requestOf(1, 0, 10, 10), "a", Outcome{})
+	if d, ok := n.Admit(start, requestOf(1, 0, 10, 11), Promise{Within: ms(11)}); !ok || d.Match != 10 || d.Expected != 160 {
+		t.Errorf("of what is cached: admitted %v, %+v", ok, d)
+	}
+	n.Dispatch(start, requestOf(1, 0, 10, 11), Decision{Node: "a", forwarded: true})
+	if n.ledger.clock != 0 {
+		t.Error("a peer's client counts as this node's")
+	}
+}
+
+// What is bounced was not computed there: it is no longer believed to be held, nor
+// counted as under way, and the peer is as busy as it says. That is no failure.
+func TestBounced(t *testing.T) {
+	n := newPriced("a", Config{})
+	n.SetTrip("b", ms(20))
+	tell(n, start, "b", 1, gossip.Rumor{})
+	req := requestOf(1, 0, 0, 10)
+	f := n.Dispatch(start, req, Decision{Node: "b"})
+	if got := n.view.Match("b", req.Chain); got != 10 {
+		t.Errorf("on its way it counts for %d blocks, want 10", got)
+	}
+	for range 2 {
+		n.Bounced(at(20), f, ms(500))
+	}
+	if got := n.view.Match("b", req.Chain); got != 0 {
+		t.Errorf("bounced it counts for %d blocks", got)
+	}
+	e := n.Economy(at(20))
+	if e.Flights != 0 || e.Accounts[0].InFlight != 0 || e.Accounts[0].Backlog != ms(480) {
+		t.Errorf("bounced: %d flights, %+v", e.Flights, e.Accounts[0])
+	}
+	if p := n.view.Peers(at(20))[0]; !p.Usable() {
+		t.Error("who bounces is doubted")
+	}
+}
+
+// A flights is a node beside the list of its flights under way.
+type flights struct {
+	n    *Node
+	now  time.Time
+	live []*Flight
+	over []*Flight
+	asks int
+}
+
+// some draws a flight, under way or long over.
+func (s *flights) some(t *rapid.T) *Flight {
+	all := slices.Concat(s.live, s.over)
+	if len(all) == 0 {
+		t.Skip("no flight yet")
+	}
+	return rapid.SampledFrom(all).Draw(t, "flight")
+}
+
+func (s *flights) end(f *Flight) {
+	if i := slices.Index(s.live, f); i >= 0 {
+		s.live = slices.Delete(s.live, i, i+1)
+		s.over = append(s.over, f)
+	}
+}
+
+func (s *flights) outcome(f *Flight) Outcome {
+	return Outcome{
+		Known: true, PromptTokens: f.tokens, Promised: f.match, Flight: f,
+		Report: Report{Known: true, Shared: len(f.req.Chain), Others: 1},
+	}
+}
+
+// dispatch sends a request where the node says, or here as if a peer had.
+func (s *flights) dispatch(t *rapid.T) {
+	s.asks++
+	req := requestOf(rapid.IntRange(1, 3).Draw(t, "topic"), s.asks, 10, 12)
+	d := s.n.Route(s.now, req)
+	switch rapid.IntRange(0, 2).Draw(t, "where") {
+	case 1:
+		d, _ = s.n.Admit(s.now, req, Promise{})
+	case 2:
+		d = Decision{Node: rapid.SampledFrom([]string{"b", "c", "unheard"}).Draw(t, "peer")}
+	}
+	s.live = append(s.live, s.n.Dispatch(s.now, req, d))
+}
+
+func (s *flights) served(t *rapid.T) {
+	f := s.some(t)
+	if f.warming {
+		s.n.Warmed(s.now, f, s.outcome(f))
+	} else {
+		s.n.Served(s.now, f.req, f.Node, s.outcome(f))
+	}
+	s.end(f)
+}
+
+func (s *flights) check(t *rapid.T) {
+	here, there := 0, 0
+	for _, f := range s.n.pending {
+		if !slices.Contains(s.live, f) {
+			t.Fatal("what is over is pending")
+		}
+	}
+	for _, f := range s.live {
+		if f.Node == "a" && f.first.IsZero() {
+			here++
+		}
+	}
+	for name, a := range s.n.accounts {
+		there += len(a.sent)
+		for _, f := range a.sent {
+			if f.Node != name || !slices.Contains(s.live, f) {
+				t.Fatal("what is over counts at a peer")
+			}
+		}
+	}
+	e := s.n.Economy(s.now)
+	if e.Flights != len(s.live) || len(s.n.pending) != here || e.Warming != (s.n.warming != nil) || there > len(s.live) {
+		t.Fatalf("%d flights, %d pending, want %d and %d", e.Flights, len(s.n.pending), len(s.live), here)
+	}
+}
+
+// However flights begin and end, in whatever order and however often that is told,
+// those under way are counted and no other; in the end there are none.
+func TestFlightsNeverLeak(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &flights{n: newPriced("a", Config{}), now: start}
+		version := uint64(0)
+		hear := func(t *rapid.T) {
+			version++
+			tell(s.n, s.now, rapid.SampledFrom([]string{"b", "c"}).Draw(t, "peer"), version, gossip.Rumor{Tree: treeOf(requestOf(1, 0, 10, 12))})
+		}
+		hear(t)
+		t.Repeat(map[string]func(*rapid.T){
+			"dispatch": s.dispatch,
+			"hear":     hear,
+			"pass":     func(t *rapid.T) { s.now = s.now.Add(ms(rapid.IntRange(0, 3000).Draw(t, "ms"))) },
+			"first token": func(t *rapid.T) {
+				if f := s.some(t); f.Node == "a" {
+					s.n.Prefilled(s.now, f.req, f)
+				} else {
+					s.n.Begun(s.now, f)
+				}
+			},
+			"served": s.served,
+			"drop": func(t *rapid.T) {
+				f := s.some(t)
+				s.n.Drop(s.now, f)
+				s.end(f)
+			},
+			"bounced": func(t *rapid.T) {
+				if f := s.some(t); f.Node != "a" {
+					s.n.Bounced(s.now, f, ms(100))
+					s.end(f)
+				}
+			},
+			"warm": func(*rapid.T) {
+				if w, ok := s.n.NextWarming(s.now); ok {
+					s.live = append(s.live, w.Flight)
+				}
+			},
+			"forget": func(t *rapid.T) { s.n.Forget(rapid.SampledFrom([]string{"b", "c"}).Draw(t, "peer")) },
+			"":       s.check,
+		})
+		for _, f := range slices.Clone(s.live) {
+			s.n.Drop(s.now, f)
+			s.end(f)
+		}
+		s.check(t)
+		if e := s.n.Economy(s.now); e.Flights != 0 || e.Backlog != 0 || e.Warming {
+			t.Fatal(fmt.Sprintf("in the end %+v", e))
+		}
+	})
+}
