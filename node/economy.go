@@ -184,23 +184,18 @@ func (n *Node) workHere() float64 { return n.meter.rate() * n.speed.prefill(alik
 const alikeTokens = 256
 
 // relief is what others gain when a request that an engine serves is served by this
-// node from then on: nothing while that engine does no more than its share, and
-// beyond it more than the request's own time.
+// node from then on: nothing while that engine does no more than its share, or than
+// may be chance, and beyond it more than the request's own time. Of n requests that
+// an engine gets by chance the number strays by one in the square root of n.
 func (n *Node) relief(load gossip.Load, p route.Price) time.Duration {
 	excess := min(n.excess(n.work(load)), 1) - max(n.excess(n.workHere()), 0)
-	if excess < reliefFree {
-		return 0
-	}
-	return seconds(reliefSteep * p.Prefill.Seconds() * (excess - reliefFree))
+	chance := 1 / math.Sqrt(max(load.Rate*n.meter.all, 1))
+	return seconds(reliefSteep * p.Prefill.Seconds() * (excess - chance))
 }
 
-const (
-	// reliefFree is the excess that is taken for chance.
-	reliefFree = 0.07
-	// reliefSteep prefills of a request are what it is worth to have it served off an
-	// engine that does twice its share.
-	reliefSteep = 7
-)
+// reliefSteep prefills of a request are what it is worth to have it served off an
+// engine that does twice its share.
+const reliefSteep = 7
 
 // weigh takes the mean of what all nodes do, once a poll.
 func (n *Node) weigh(now time.Time) {

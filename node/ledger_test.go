@@ -174,7 +174,7 @@ func TestBuysWhatTripsHaveCost(t *testing.T) {
 		if d.Node != want {
 			t.Errorf("request %d goes to %s: %s", i+1, d.Node, d.Reason)
 		}
-		if i == 6 && d.Reason != "economic bought here for 640ms, after trips of 699ms" {
+		if i == 6 && d.Reason != "economic bought here for 640ms, after rents of 699ms" {
 			t.Errorf("it was bought by %q", d.Reason)
 		}
 		if i == 7 && d.Reason != "economic here 16ms = wait 0 + prefill 16 + toll 0" {
