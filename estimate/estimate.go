@@ -29,6 +29,7 @@ type Line struct {
 	xs, ys [window]float64
 	n      int // samples ever taken
 	prior  *[2]float64
+	fitted bool
 }
 
 // Add takes a sample. One that is not finite or negative is no sample. It costs some
@@ -47,6 +48,10 @@ func (l *Line) Add(x, y float64) {
 
 // Samples returns how many samples were taken.
 func (l *Line) Samples() int { return l.n }
+
+// Fitted reports whether the samples have ever told the slope: until then it is the
+// prior's, scaled.
+func (l *Line) Fitted() bool { return l.fitted }
 
 // At returns the fit at x.
 func (l *Line) At(x float64) float64 { return l.Base + l.Slope*max(x, 0) }
@@ -73,7 +78,7 @@ func (l *Line) fit() {
 		rest[i] = l.ys[i] - slope*l.xs[i]
 	}
 	l.Base, l.Slope = max(0, median(rest[:n])), slope
-	*l.prior = [2]float64{l.Base, l.Slope}
+	*l.prior, l.fitted = [2]float64{l.Base, l.Slope}, true
 }
 
 // scale makes the prior, or the last fit, as much steeper as the samples lie above it:

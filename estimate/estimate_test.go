@@ -66,6 +66,9 @@ func TestLineWithoutSpread(t *testing.T) {
 		near(t, "at 400", l.At(400), y, 1e-9)
 		near(t, "base", l.Base, y/5, 1e-9)
 		near(t, "base without a prior", none.Base, y, 0)
+		if l.Fitted() || none.Fitted() {
+			t.Error("samples at one x are said to tell the slope")
+		}
 	}
 }
 
@@ -79,6 +82,9 @@ func TestLineKeepsItsSlope(t *testing.T) {
 	}
 	for range 100 {
 		l.Add(8, 0.028)
+	}
+	if !l.Fitted() {
+		t.Error("the slope is said to be the prior's")
 	}
 	near(t, "far from the last samples", l.At(2000), 2.02, 0.01)
 	for range 100 {

@@ -38,9 +38,9 @@ func newSpeed() speed {
 
 func (s *speed) prefill(uncached int) time.Duration { return seconds(s.line.At(float64(uncached))) }
 
-// known reports whether the speed rests on enough samples to prefer an engine for it.
-// Fewer may all be of one size, and what the line says of others is a guess.
-func (s *speed) known() bool { return s.line.Samples() >= knownSamples }
+// known reports whether the speed rests on enough samples to prefer an engine for it,
+// of more than one size: what the line says of others would be a guess.
+func (s *speed) known() bool { return s.line.Samples() >= knownSamples && s.line.Fitted() }
 
 const knownSamples = 8
 

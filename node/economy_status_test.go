@@ -44,3 +44,47 @@ func TestLateAnswersTeachNoSpeed(t *testing.T) {
 		t.Errorf("in the end %d flights and a backlog of %v", e.Flights, e.Backlog)
 	}
 }
+
+// An engine that works on several prompts at once may be done with a short one that
+// came later first. How long the long one took cannot be told then: by what passed
+// since it would seem quick.
+func TestOvertakenPrefillTeachesNoSpeed(t *testing.T) {
+	n := newPriced("n1", Config{})
+	dispatch := func(i, blocks int) (Request, *Flight) {
+		text := []byte(fmt.Sprintf("%04d%*s", i, blocks*prefix.BlockBytes-4, ""))
+		req := Request{Model: "m", Chain: prefix.NewChain(prefix.Key("").Root(prefix.Scope{Model: "m"}), text), Bytes: len(text)}
+		return req, n.Dispatch(at(0), req, n.Route(at(0), req))
+	}
+	long, first := dispatch(1, 100)
+	short, second := dispatch(2, 1)
+	n.Prefilled(at(1900), short, second)
+	n.Served(at(1900), short, "n1", Outcome{Known: true, PromptTokens: 16, Flight: second})
+	n.Prefilled(at(2000), long, first)
+	n.Served(at(2000), long, "n1", Outcome{Known: true, PromptTokens: 2000, Flight: first})
+	if e := n.Economy(at(2000)); e.Engine.Samples != 1 {
+		t.Errorf("%d samples; want that of the short prompt", e.Engine.Samples)
+	}
+}
+
+// What an engine takes for prompts of one size says nothing of others, and is not told.
+func TestSpeedOfOneSizeIsNotTold(t *testing.T) {
+	n := newPriced("n1", Config{})
+	serve := func(i, tokens int, took time.Duration) {
+		now := at(10_000 * i)
+		text := []byte(fmt.Sprintf("%04d%60s", i, ""))
+		req := Request{Model: "m", Chain: prefix.NewChain(prefix.Key("").Root(prefix.Scope{Model: "m"}), text), Bytes: len(text)}
+		f := n.Dispatch(now, req, n.Route(now, req))
+		n.Prefilled(now.Add(took), req, f)
+		n.Served(now.Add(took), req, "n1", Outcome{Known: true, PromptTokens: tokens, Flight: f})
+	}
+	for i := range 20 {
+		serve(i, 20+i%4, ms(40))
+	}
+	if l := n.Speak(at(300_000)).Load; l.Base != 0 || l.PerToken != 0 {
+		t.Errorf("n1 tells %v and %v a token by prompts of 20 tokens", l.Base, l.PerToken)
+	}
+	serve(40, 2000, ms(2020))
+	if l := n.Speak(at(500_000)).Load; l.PerToken < 900*time.Microsecond || l.PerToken > 1100*time.Microsecond {
+		t.Errorf("n1 tells %v a token; want about 1ms", l.PerToken)
+	}
+}

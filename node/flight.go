@@ -21,6 +21,7 @@ type Flight struct {
 	first    time.Time     // when its first token came; zero before
 	rent     time.Duration // that it pays for not being served here
 	warming  bool          // of this node's own will, not for a client
+	passed   bool          // one that came later has had its first token before
 	over     bool
 
 	// Late says that the first that is seen of the answer comes long after its first
@@ -106,11 +107,26 @@ func (n *Node) Prefilled(now time.Time, req Request, f *Flight) {
 	}
 	if f != nil && f.first.IsZero() {
 		f.first = now
+		n.overtake(f)
 		n.leave(now, f)
-		if !f.Late {
+		if !f.Late && !f.passed {
 			f.took = max(0, now.Sub(later(f.at, n.lastFirst)))
+		}
+		if !f.Late {
 			n.lastFirst = now
 		}
+	}
+}
+
+// overtake marks the flights that came before f and have no first token yet: an engine
+// that runs several at once has worked on them all along, and how long it took for
+// one cannot be told by when those before it were done.
+func (n *Node) overtake(f *Flight) {
+	for _, other := range n.pending {
+		if other == f {
+			return
+		}
+		other.passed = true
 	}
 }
 

@@ -25,7 +25,7 @@ func (p Price) Total() time.Duration { return p.Own() + p.Toll }
 // Economic takes the candidate with the least price: trip, wait and prefill of this
 // request and what others wait for it, in one unit. Among peers that cost about the
 // same it draws two and takes the cheaper, so that nodes with the same hearsay do
-// not all run to one; this node comes before peers that are no cheaper.
+// not all run to one; this node comes before peers that cost about the same.
 type Economic struct{}
 
 var _ Policy = Economic{}
@@ -33,7 +33,7 @@ var _ Policy = Economic{}
 // Name returns "economic".
 func (Economic) Name() string { return "economic" }
 
-// tied is how much dearer a peer may be than the cheapest and pass for as cheap: a
+// tied is how much dearer a candidate may be than the cheapest and pass for as cheap: a
 // fiftieth, the order in which prices are known at all, or a millisecond.
 func tied(least time.Duration) time.Duration { return max(least/50, time.Millisecond) }
 
@@ -53,7 +53,8 @@ func (Economic) Choose(cands []Candidate, rng *rand.Rand) (int, string) {
 	}
 	if best != self {
 		best = among(cands, best, rng)
-		if !cands[self].Paused && cands[self].Price.Total() <= cands[best].Price.Total() {
+		least := cands[best].Price.Total()
+		if !cands[self].Paused && cands[self].Price.Total() <= least+tied(least) {
 			best = self
 		}
 	}
