@@ -325,12 +325,18 @@ func (m *Mesh) count(p *peer, sent, received int) {
 	}
 }
 
-// observe smooths round trips as TCP does (RFC 6298: an eighth of each new one).
+// observe smooths round trips as TCP does (RFC 6298: an eighth of each new one), but
+// takes half of one that is shorter: nothing but the link makes a trip short, and much
+// may have made one long.
 func (m *Mesh) observe(p *peer, rtt time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p.RTT == 0 {
 		p.RTT = rtt
+	}
+	if rtt < p.RTT {
+		p.RTT += (rtt - p.RTT) / 2
+		return
 	}
 	p.RTT += (rtt - p.RTT) / 8
 }

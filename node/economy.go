@@ -80,6 +80,7 @@ type account struct {
 	trip  estimate.Line  // seconds there and back, on bytes of the request
 	truth estimate.Share // of the bytes that it was said to hold, how many it held
 	sent  []*Flight      // that it has not answered
+	idle  int            // rumors sent since an answer told the trip
 
 	backlog   time.Duration // as its last answer told
 	backlogAt time.Time     // when that was so; zero before
@@ -97,7 +98,7 @@ func (n *Node) account(peer string) *account {
 			maps.DeleteFunc(n.accounts, func(name string, _ *account) bool { _, known := n.view.Load(name); return !known })
 		}
 		a = &account{
-			trip:  estimate.Line{MinSpread: spreadBytes},
+			trip:  newTrip(),
 			truth: estimate.Share{Prior: truthPrior, Span: truthSpan},
 		}
 		n.accounts[peer] = a
@@ -105,13 +106,27 @@ func (n *Node) account(peer string) *account {
 	return a
 }
 
-// SetTrip tells how long a small message takes to peer and back, as whoever carries
-// rumors has measured. It is what is believed of a forward until one has been tried.
+func newTrip() estimate.Line { return estimate.Line{MinSpread: spreadBytes} }
+
+// SetTrip tells, with each rumor, how long a small message takes to peer and back, as
+// whoever carries rumors has measured. It is what is believed of a forward until one
+// has been tried, and again when none has been for idleRumors and messages take less
+// than half of what the last ones told: a link that has healed would else be thought
+// slow for as long as that keeps it from being tried.
 func (n *Node) SetTrip(peer string, rtt time.Duration) {
-	if a := n.account(peer); a.trip.Samples() == 0 && rtt >= 0 {
+	if rtt < 0 {
+		return
+	}
+	a := n.account(peer)
+	if a.idle++; a.idle > idleRumors && rtt.Seconds() < a.trip.Base/2 {
+		a.trip = newTrip()
+	}
+	if a.trip.Samples() == 0 {
 		a.trip.Base = rtt.Seconds()
 	}
 }
+
+const idleRumors = 4
 
 func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2) }
 

@@ -167,6 +167,7 @@ func (n *Node) land(now time.Time, out Outcome) {
 		first = now
 	}
 	a.trip.Add(float64(f.req.Bytes), max(0, first.Sub(f.at)-out.Report.Took).Seconds())
+	a.idle = 0
 	if at := first.Add(-n.oneWay(a)); at.After(a.backlogAt) || a.backlogAt.After(now) { // a long answer lands late
 		a.backlog, a.backlogAt = out.Report.Backlog, at
 	}
