@@ -166,8 +166,8 @@ func TestPromisesByEvents(t *testing.T) {
 	if testing.Verbose() {
 		share = 1
 	}
-	if _, err := os.Stat(folder); err != nil {
-		t.Skip("no ../shared/data beside the repository")
+	if _, err := os.Stat(folder); err != nil || testing.Short() {
+		t.Skip("no ../shared/data beside the repository, or no time for thousands of requests")
 	}
 	questions := mmlu(t, folder+"mmlu", 2000)
 	turns := conversations(t, folder+"bfcl/raw", 500)

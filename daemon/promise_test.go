@@ -41,6 +41,9 @@ func (f *foreignEngine) found() int {
 // nothing is reported.
 func TestPromisesOverHTTP(t *testing.T) {
 	const requests, holds = 2000, 13_000
+	if testing.Short() {
+		t.Skip("short: these are thousands of requests")
+	}
 	folder := "../../shared/data/mmlu"
 	if _, err := os.Stat(folder); err != nil {
 		t.Skip("no ../shared/data/mmlu beside the repository")

@@ -116,7 +116,10 @@ var greedy = []struct{ path, body string }{
 // Wherever a greedy stream breaks off, here or over a hop, the client gets the bytes
 // that an undisturbed engine gives, and is told.
 func TestBrokenStreamIsResumed(t *testing.T) {
-	const cuts = 11
+	cuts := 11
+	if testing.Short() { // each of them is a whole answer, twice
+		cuts = 2
+	}
 	for _, kind := range greedy {
 		t.Run(kind.path, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -199,7 +202,11 @@ func TestTextsOfTwinsAreAmbiguous(t *testing.T) {
 // broke off is not: the stream is broken off, with what the client has a part of the
 // first answer.
 func TestStreamIsResumedByItsLike(t *testing.T) {
-	for _, kind := range greedy[:4] {
+	kinds := greedy[:4]
+	if testing.Short() {
+		kinds = kinds[:1]
+	}
+	for _, kind := range kinds {
 		for _, other := range []string{"", twins} {
 			t.Run(kind.path+" with "+other, func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {

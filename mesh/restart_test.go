@@ -76,6 +76,9 @@ func TestRestartsAreQuick(t *testing.T) {
 	for how, end := range ends {
 		for _, numbers := range [][]int{{1}, {1, 2, 3, 4}, {2, 3, 4, 5}, {1, 2, 4, 5}} {
 			for _, down := range []time.Duration{0, time.Second} {
+				if testing.Short() && down > 0 {
+					continue
+				}
 				t.Run(fmt.Sprint(how, numbers, down), func(t *testing.T) { restart(t, down, end, numbers...) })
 			}
 		}
