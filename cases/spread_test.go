@@ -76,6 +76,9 @@ func keeping() func(*Request) Script {
 // overlap, is soon held by all nodes and served by each for its own clients; what a
 // client says next goes on where its conversation is.
 func TestG56OneSharedPrompt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: these are hundreds of requests")
+	}
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
 		t.Run(fmt.Sprint("peers ", delay, " away"), func(t *testing.T) {
 			virtual(t, 4, always(JSON(200, silent)), func(t *testing.T, c *cluster) {
@@ -131,6 +134,9 @@ func TestG57EveryoneAtOnce(t *testing.T) {
 // and no address is favoured. By prices one moves now and then, from a node that has had
 // more than others.
 func TestG58EqualScores(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: these are hundreds of requests")
+	}
 	for _, name := range append([]string{"local", "longest"}, balanced...) {
 		few := 0
 		if name == "economic" {
