@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"net/url"
@@ -265,8 +266,9 @@ func notSent(err error) bool {
 }
 
 const (
-	// wholeMax is the size up to which an answer of known length is read to its
-	// end before the client sees any of it, so that it can still be had elsewhere.
+	// wholeMax is the size up to which an answer of known length, or one in JSON, is
+	// read to its end before the client sees any of it, so that it can still be had
+	// elsewhere.
 	wholeMax = 1 << 20
 
 	// pieceBytes is the most that is passed on at a time.
@@ -298,6 +300,19 @@ func (a *answer) peek() error {
 		}
 		a.body = bytes.NewReader(whole)
 		a.free() // before the client has it, and sends its next request
+		return nil
+	}
+	if kind, _, _ := mime.ParseMediaType(a.resp.Header.Get("Content-Type")); kind == "application/json" && a.resp.ContentLength < 0 {
+		whole, err := io.ReadAll(io.LimitReader(a.resp.Body, wholeMax+1))
+		switch {
+		case err != nil:
+			return fmt.Errorf("read the answer: %w", err)
+		case len(whole) <= wholeMax:
+			a.body = bytes.NewReader(whole)
+			a.free()
+		default:
+			a.body = io.MultiReader(bytes.NewReader(whole), a.resp.Body)
+		}
 		return nil
 	}
 	body := bufio.NewReaderSize(a.resp.Body, pieceBytes)

@@ -27,6 +27,12 @@ func TestFailuresBeforeTheFirstByteCostNoAnswer(t *testing.T) {
 			_, _ = io.WriteString(w, `{"half":`)
 			panic(http.ErrAbortHandler)
 		},
+		"cut in a whole answer of unknown length": func(w http.ResponseWriter) bool {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"half":`)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
 		"cut after the headers": func(w http.ResponseWriter) bool {
 			w.WriteHeader(200)
 			_ = http.NewResponseController(w).Flush()
