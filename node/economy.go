@@ -174,10 +174,16 @@ func (n *Node) price(now time.Time, req Request, tokens int, p gossip.Peer, matc
 
 // priceHere says what it would cost to serve it on this node's own engine.
 func (n *Node) priceHere(now time.Time, req Request, tokens, match int) route.Price {
-	held := int(float64(tokens) * req.share(match))
-	pr := route.Price{Wait: n.backlog(now), Prefill: n.ownSpeed().prefill(max(tokens-held, 1))}
+	pr := route.Price{Wait: n.backlog(now), Prefill: n.ownSpeed().prefill(n.lacking(now, req, tokens, match))}
 	pr.Toll = toll(n.meter.toll(), pr)
 	return pr
+}
+
+// lacking is how many of a prompt's tokens are to be computed here when its prefill
+// begins, of which the first blocks are cached: those in front of it bring more.
+func (n *Node) lacking(now time.Time, req Request, tokens, match int) int {
+	held := float64(tokens) * req.share(max(match, n.coming(now, req.Chain)))
+	return max(tokens-int(held), 1)
 }
 
 // excess is by what share an engine does more than the mean of all.

@@ -44,20 +44,21 @@ type Report struct {
 // engine busy from now on, and its prompt be cached there. What is returned goes to
 // Prefilled, and then to Served in an Outcome or to Drop.
 func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
-	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: d.rent}
+	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: max(0, d.rent)}
 	f.uncached = max(f.tokens-d.Expected, 1)
 	if !d.forwarded {
 		n.ledger.ask(req.Chain)
 	}
 	n.flights++
 	if d.Node == n.cfg.Name {
+		f.uncached = min(f.uncached, n.lacking(now, req, f.tokens, d.Match))
 		f.service = n.ownSpeed().prefill(f.uncached)
 		n.meter.come(now, len(n.pending) > 0)
 		n.pending = append(n.pending, f)
 		n.begins(f)
 		return f
 	}
-	n.ledger.owe(req.Chain, d.Match, d.rent.Seconds(), n.stay())
+	n.ledger.owe(req.Chain, d.Match, f.rent.Seconds(), n.stay())
 	a := n.account(d.Node)
 	load, _ := n.view.Load(d.Node)
 	f.service = n.speedOf(load).prefill(f.uncached)
@@ -87,6 +88,7 @@ func (n *Node) Drop(now time.Time, f *Flight) {
 	if a := n.accounts[f.Node]; a != nil {
 		a.sent = remove(a.sent, f)
 	}
+	n.ledger.owe(f.req.Chain, f.match, -f.rent.Seconds(), n.stay())
 	if n.priced {
 		n.view.Uncredit(f.Node)
 	}

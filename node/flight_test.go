@@ -47,6 +47,18 @@ func TestAdmit(t *testing.T) {
 		}
 	}
 	n := newPriced("a", Config{})
+	arrive(n, start, requestOf(1, 0, 60, 60))
+	for range 3 { // what is in front of it brings all but 16 ms, for each of them
+		d, ok := n.Admit(start, requestOf(1, 1, 60, 61), Promise{Within: 977 * time.Millisecond})
+		if !ok {
+			t.Error("what is computed here already is bounced")
+		}
+		n.Dispatch(start, requestOf(1, 1, 60, 61), d)
+	}
+	if got := n.Backlog(start); got != ms(960+16+1+1) {
+		t.Errorf("a backlog of %v", got)
+	}
+	n = newPriced("a", Config{})
 	n.Served(start, requestOf(1, 0, 10, 10), "a", Outcome{})
 	if d, ok := n.Admit(start, requestOf(1, 0, 10, 11), Promise{Within: ms(11)}); !ok || d.Match != 10 || d.Expected != 160 {
 		t.Errorf("of what is cached: admitted %v, %+v", ok, d)
@@ -64,7 +76,10 @@ func TestBounced(t *testing.T) {
 	n.SetTrip("b", ms(20))
 	tell(n, start, "b", 1, gossip.Rumor{})
 	req := requestOf(1, 0, 0, 10)
-	f := n.Dispatch(start, req, Decision{Node: "b"})
+	f := n.Dispatch(start, req, Decision{Node: "b", Match: 10, rent: time.Second})
+	if got := n.ledger.owed(req.Chain, 10, 100); got != 1 {
+		t.Errorf("%v s are owed for the trip, want 1", got)
+	}
 	if got := n.view.Match("b", req.Chain); got != 10 {
 		t.Errorf("on its way it counts for %d blocks, want 10", got)
 	}
@@ -73,6 +88,9 @@ func TestBounced(t *testing.T) {
 	}
 	if got := n.view.Match("b", req.Chain); got != 0 {
 		t.Errorf("bounced it counts for %d blocks", got)
+	}
+	if got := n.ledger.owed(req.Chain, 10, 100); got != 0 {
+		t.Errorf("%v s are owed for a trip that brought nothing", got)
 	}
 	e := n.Economy(at(20))
 	if e.Flights != 0 || e.Accounts[0].InFlight != 0 || e.Accounts[0].Backlog != ms(480) {

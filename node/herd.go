@@ -1,6 +1,7 @@
 package node
 
 import (
+	"sort"
 	"time"
 
 	"github.com/hearsay-project/hearsay/gossip"
@@ -53,4 +54,17 @@ func (n *Node) computing() []prefix.Hash {
 		hashes = append(hashes, c[:min(len(c), gossip.MaxComputing-len(hashes))]...)
 	}
 	return hashes
+}
+
+// coming is how many leading blocks of c are cached here by the time that its prefill
+// would begin: those that it shares with a prompt in front of it.
+func (n *Node) coming(now time.Time, c prefix.Chain) (depth int) {
+	for _, f := range n.pending {
+		if f.warming && n.Yield(now) {
+			continue
+		}
+		other := f.req.Chain
+		depth = max(depth, sort.Search(min(len(c), len(other)), func(i int) bool { return c[i] != other[i] }))
+	}
+	return depth
 }

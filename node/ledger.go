@@ -73,11 +73,11 @@ func (l *ledger) rate(c prefix.Chain, depth int) float64 {
 	return e.asked(l.clock) / max(1, min(l.clock, ledgerSpan))
 }
 
-// owe adds the rent of a forward, in seconds, to the debt of what it was for. Debts
-// fade within stay requests, as what was bought for them would.
+// owe adds the rent of a forward, in seconds, to the debt of what it was for, or takes
+// it back. Debts fade within stay requests, as what was bought for them would.
 func (l *ledger) owe(c prefix.Chain, depth int, rent, stay float64) {
-	if e := l.at(c, depth); e != nil && rent > 0 {
-		e.debt, e.due = e.owed(l.clock, stay)+rent, l.clock
+	if e := l.at(c, depth); e != nil && rent != 0 {
+		e.debt, e.due = max(0, e.owed(l.clock, stay)+rent), l.clock
 	}
 }
 

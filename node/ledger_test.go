@@ -111,8 +111,9 @@ func TestLedgerDebts(t *testing.T) {
 		}
 	}
 	l.ask(c)
-	l.owe(c, 10, 1, 100)
 	l.owe(c, 10, -5, 100)
+	l.owe(c, 10, 4, 100)
+	l.owe(c, 10, -3, 100)
 	pass(50)
 	if got := l.owed(c, 10, 100); got != 0.5 {
 		t.Errorf("half a stay later %v are owed, want 0.5", got)
