@@ -14,12 +14,14 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hearsay-project/hearsay/report"
 )
 
-// A netnsResult is how one request ended, and what its answer says of the cache.
+// A netnsResult is how one request ended, "" before that, and what its answer says of
+// the cache.
 type netnsResult struct {
 	verdict
 	took           time.Duration
@@ -39,12 +41,16 @@ func (r *netnsRun) offer(ctx context.Context) {
 			next = time.Now() // the machine stood still; that much at once is no load of a client's
 		}
 		a, node := drawNetns(random), r.nodes[random.IntN(netnsNodes)]
+		res := netnsResult{verdict: verdict{at: r.since(), asked: fmt.Sprintf("at %s, stream %t", node.Name, a.stream)}}
+		r.mu.Lock()
+		number := len(r.results)
+		r.results = append(r.results, res)
+		r.mu.Unlock()
 		r.running.Go(func() {
 			heard := &tap{base: shared}
 			c := &soakClient{soak: r.soak, http: &http.Client{Transport: heard}}
 			ctx, cancel := context.WithTimeout(context.Background(), soakRequestTimeout)
 			defer cancel()
-			res := netnsResult{verdict: verdict{at: r.since(), asked: fmt.Sprintf("at %s, stream %t", node.Name, a.stream)}}
 			said := c.hear(ctx, node.URL()+a.path(), a)
 			res.took = r.since() - res.at
 			if res.how, res.wrong = c.judge(a, node.Name, res.at, said, false); res.wrong != "" {
@@ -58,7 +64,7 @@ func (r *netnsRun) offer(ctx context.Context) {
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.results = append(r.results, res)
+			r.results[number] = res
 		})
 	}
 }
@@ -153,12 +159,12 @@ func quantile(of []netnsResult, q float64) time.Duration {
 	return took[int(q*float64(len(took)-1))]
 }
 
-// backAfter is how long after it healed the requests of one second first hit as much as
-// they have to; negative if by now none have.
+// backAfter is how long after it healed the requests of one second, all ended, first hit
+// as much as they have to; negative if by now none have.
 func (r *netnsRun) backAfter(healed, now time.Duration) time.Duration {
 	const step = 100 * time.Millisecond
 	for from := healed; from+time.Second <= now; from += step {
-		if r.hitRate(from, from+time.Second) >= r.least {
+		if in := r.within(from, from+time.Second); count(in, "") == 0 && hits(in) >= r.least {
 			return from - healed + time.Second
 		}
 	}
@@ -207,12 +213,12 @@ func (r *netnsRun) write(dir string) error {
 		Title:   "Eight nodes in network namespaces under 200 requests/s, disturbed",
 		Columns: 1,
 		Charts: []report.Chart{
-			chart("Prompt tokens found cached", "share", report.Series{Name: "hit rate", Y: hit}),
+			chart("Prompt tokens found cached", "share", report.Series{Name: "hit rate", Y: hit, Color: 5}),
 			chart("Time to the end of an answer", "ms", report.Series{Name: "p50", Y: p50, Color: 1}, report.Series{Name: "p99", Y: p99, Color: 2}),
 			chart("Not answered", "requests/s", report.Series{Name: "refused", Y: refusals, Color: 3}, report.Series{Name: "lost with the node asked", Y: lost, Color: 4}),
 		},
-		Note: fmt.Sprintf("Shaded: %q, %v each, seed %d. experiments/netns.sh", names, r.phase, *soakSeed),
+		Note: fmt.Sprintf("Shaded: %s; %v each, seed %d. experiments/netns.sh", strings.Join(names, ", "), r.phase, *soakSeed),
 	}
-	panels.Charts[1].LogY = true
+	panels.Charts[1].LogY, panels.Charts[1].YMin, panels.Charts[1].YMax = true, 1, 100_000
 	return os.WriteFile(filepath.Join(dir, "netns.svg"), panels.SVG(), 0o644)
 }
