@@ -239,7 +239,7 @@ func TestStreamIsResumedByItsLike(t *testing.T) {
 func TestStreamThatIsNotResumed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c, engines := fragileCluster(t, func(string) string { return twins })
-		for _, fields := range []string{`"temperature":1`, `"max_tokens":40`, `"temperature":0,"store":true`, `"temperature":0,"tools":[{"type":"web_search"}]`} {
+		for _, fields := range []string{`"temperature":1,"seed":1`, `"max_tokens":40,"seed":1`, `"temperature":0,"store":true`, `"temperature":0,"tools":[{"type":"web_search"}]`} {
 			engines["n1"].breakAfter(700)
 			got := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", `{"model":"m","prompt":"the sea","stream":true,`+fields+`}`)
 			if got.status != 200 || got.err == nil || strings.Contains(string(got.body), "[DONE]") {
