@@ -53,6 +53,10 @@ func (n *Node) ownSpeed() *speed {
 	return &n.theirs
 }
 
+// guessing reports whether the speed of the engine beside this node is but a guess:
+// no prefill here has been measured, and no peer tells of its own.
+func (n *Node) guessing() bool { return n.speed.line.Samples() == 0 && n.ownSpeed() == &n.speed }
+
 // hearSpeed takes in what a peer tells of its engine. Of all such it keeps a mean.
 func (n *Node) hearSpeed(load gossip.Load) {
 	line := &n.theirs.line

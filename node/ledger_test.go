@@ -6,7 +6,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearsay-project/hearsay/gossip"
 	"github.com/hearsay-project/hearsay/prefix"
@@ -215,5 +217,23 @@ func TestBuysNothingThatWouldNotStay(t *testing.T) {
 		if bought != want {
 			t.Errorf("with room for %d tokens: bought %v, want %v", capacity, bought, want)
 		}
+	}
+}
+
+// What a purchase would cost is not known before any engine was measured: it may be
+// many times the guess, and a client would pay it.
+func TestBuysNothingAtAGuess(t *testing.T) {
+	n := newPriced("a", Config{})
+	n.SetTrip("b", 100*time.Millisecond)
+	held := treeOf(requestOf(1, 0, 40, 40))
+	n.Hear(start, gossip.Rumor{Author: "b", Life: 1, Version: 1, Every: poll, Tree: held})
+	for i := range 20 {
+		req := requestOf(1, i+1, 40, 41)
+		d := n.Route(start, req)
+		if d.Self && strings.Contains(d.Reason, "bought") {
+			t.Fatalf("request %d: %s", i, d.Reason)
+		}
+		f := n.Dispatch(start, req, d)
+		n.Served(start, req, d.Node, Outcome{Flight: f})
 	}
 }

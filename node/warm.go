@@ -149,7 +149,7 @@ func (n *Node) deal(now time.Time, req Request, tokens, i int, reason string) (i
 	price := (n.cands[0].Price.Total() - had.Total()).Seconds()
 	price += n.displaced(n.tokens(req, max(c.Match-n.cands[0].Match, 0)*prefix.BlockBytes)) * n.stay()
 	owed := n.ledger.owed(req.Chain, c.Match, n.stay())
-	if c.Match > n.cands[0].Match && rent > 0 && owed+rent >= price {
+	if c.Match > n.cands[0].Match && rent > 0 && owed+rent >= price && !n.guessing() {
 		return 0, fmt.Sprintf("economic bought here for %.0fms, after rents of %.0fms", 1000*price, 1000*(owed+rent))
 	}
 	return i, reason
