@@ -89,7 +89,7 @@ func TestNothingIsCountedOnAfterwards(t *testing.T) {
 		}
 		all.Wait()
 		time.Sleep(time.Minute)
-		if n := len(c.economy("n1").Decisions); n != 32 {
+		if n := len(c.economy("n1").Decisions); n < 16 || n > 32 { // of some 40 requests that reach it, more or less by the order of goroutines
 			t.Errorf("n1 explains %d decisions", n)
 		}
 		c.settled()
