@@ -184,3 +184,47 @@ func TestWholeTreesWaitForRoom(t *testing.T) {
 		}
 	})
 }
+
+// A tree of which four blocks in ten change with each poll takes no more than the limit: what
+// has gone waits with what has come, and all is told once it rests.
+func TestLargeChangesWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, rng := memnet.New(), rand.New(rand.NewPCG(1, 1))
+		const limit = 20_000
+		all := startTellers(t, network, 4, func(c *Config) { c.RumorBytes = limit })
+		a := all[0]
+		a.tree = prefix.NewTree(1<<30, 1000)
+		turn := func() {
+			for range 20 {
+				c := make(prefix.Chain, 20)
+				for i := range c {
+					c[i] = prefix.Hash(rng.Uint64())
+				}
+				a.tree.Insert(c, 320)
+			}
+		}
+		tell := func(polls int) {
+			for range polls {
+				a.tell()
+				time.Sleep(tellEvery)
+				synctest.Wait()
+			}
+		}
+		live(all[1:], rng, 1)
+		turn()
+		tell(50)
+		began, before := time.Now(), a.Stats().RumorBytesSent
+		for range 100 {
+			turn()
+			tell(1)
+		}
+		took := time.Since(began).Seconds()
+		// Beyond it there are a rumor's head each poll and one burst of a second.
+		heads := float64(3 * 100 * (rumorHead + frameHeader))
+		if sent := float64(a.Stats().RumorBytesSent - before); sent > limit*(took+1)+heads {
+			t.Errorf("%.0f bytes in %.0f s, of %d a second", sent, took, limit)
+		}
+		tell(50)
+		mustKnow(t, all)
+	})
+}

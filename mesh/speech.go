@@ -44,7 +44,7 @@ func encode(r gossip.Rumor, blocks int) encoding {
 // rumorHead is about what a rumor takes without the tree.
 const rumorHead = 100
 
-// smallTree is what a whole tree may take without regard to the limit.
+// smallTree is what a tree, or a change, may take without regard to the limit.
 const smallTree = 4 << 10
 
 // say takes in the next rumor, which has the whole tree.
@@ -68,9 +68,9 @@ func (p *speech) say(r gossip.Rumor) {
 }
 
 // since returns the latest rumor for who holds a version of the tree, its frame, and
-// what is held when that has arrived; nil before there is one. A whole tree waits
-// until the limit leaves room: the rumor then has nothing of it, and what is held
-// stays.
+// what is held when that has arrived; nil before there is one. A whole tree, or a
+// change as large, waits until the limit leaves room: the rumor then has nothing of
+// it, and what is held stays.
 func (p *speech) since(now time.Time, held hold) (s *spoken, frame func() []byte, then hold) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,9 +81,9 @@ func (p *speech) since(now time.Time, held hold) (s *spoken, frame func() []byte
 	e, ok := p.change(held)
 	if !ok {
 		e = s.frames[0]
-		if p.rate > 0 && !p.whole && e.bytes > smallTree && p.left(now) <= 0 {
-			e, then = s.bare, held
-		}
+	}
+	if p.rate > 0 && !p.whole && e.bytes > smallTree && p.left(now) <= 0 {
+		e, then = s.bare, held
 	}
 	p.purse -= float64(e.bytes)
 	return s, e.frame, then
