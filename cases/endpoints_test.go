@@ -84,8 +84,12 @@ func TestG41UnknownPaths(t *testing.T) {
 		})
 	}
 	virtual(t, 1, always(JSON(200, "{}")), func(t *testing.T, c *cluster) {
-		for _, path := range []string{"/flush_cache", "/v2/x", "/v1", "/hearsay/v1/join", "/debug/pprof/", "/api/pull", "/v1/load_lora_adapter", "/v1/../flush_cache"} {
+		for _, path := range []string{"/flush_cache", "/v2/x", "/v1", "/hearsay/v1/join", "/debug/pprof/", "/v1/load_lora_adapter", "/v1/../flush_cache"} {
 			wantError(t, c.ask(t.Context(), http.MethodPost, path, "{}"), 404, "not_found")
+		}
+		r := c.ask(t.Context(), http.MethodPost, "/api/pull", "{}") // an error as Ollama writes it
+		if r.status != 404 || r.header.Get("Hearsay-Reason") != "not_found" || !strings.HasPrefix(string(r.body), `{"error":"there is nothing`) {
+			t.Errorf("Ollama's: %d %v %s", r.status, r.header, r.body)
 		}
 		if n := len(c.members["A"].engine.asked()); n > 0 {
 			t.Errorf("the engine was asked %d times", n)

@@ -83,21 +83,34 @@ func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
 	if from == "" {
 		from = "unknown"
 	}
+	identify(r.Header)
 	d.serve(w, newRequest(r, from))
 }
 
 // identify sees that a request can be found again in the logs of nodes and engine.
+// An id of a client's that is too long, or is more than visible ASCII, is replaced.
 // One that belongs to no trace yet begins one, sampled as an engine's own would be
 // (W3C Trace Context, section 3.2).
 func identify(h http.Header) {
 	var id [24]byte
 	_, _ = rand.Read(id[:]) // never fails
-	if h.Get(requestIDHeader) == "" {
-		h.Set(requestIDHeader, "req-"+hex.EncodeToString(id[:16]))
+	said := h.Get(requestIDHeader)
+	if !wellFormed(said) {
+		said = "req-" + hex.EncodeToString(id[:16])
 	}
+	h.Set(requestIDHeader, said) // one, of several too
 	if h.Get(traceparentHeader) == "" {
 		h.Set(traceparentHeader, "00-"+hex.EncodeToString(id[:16])+"-"+hex.EncodeToString(id[16:])+"-01")
 	}
+}
+
+// requestIDMax is the longest id of a request that a client may give.
+const requestIDMax = 128
+
+// wellFormed says whether a client's id can stand in headers and logs as it is: some
+// visible characters of ASCII.
+func wellFormed(id string) bool {
+	return id != "" && len(id) <= requestIDMax && !strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-`)
@@ -110,8 +123,19 @@ func traceID(h http.Header) string {
 	return ""
 }
 
-// messagesPath is Anthropic's.
-const messagesPath = "/v1/messages"
+const (
+	messagesPath = "/v1/messages" // Anthropic's, and what lies below it
+	ollamaPaths  = "/api/"
+
+	anthropicVersionHeader = "Anthropic-Version"
+)
+
+// isAnthropic says whether a request is of Anthropic's API, of which each bears a
+// version: the list of models has the path of OpenAI's.
+func isAnthropic(r *http.Request) bool {
+	path := r.URL.Path
+	return path == messagesPath || strings.HasPrefix(path, messagesPath+"/") || r.Header.Get(anthropicVersionHeader) != ""
+}
 
 // keyHeaders are where clients of OpenAI, Anthropic and Azure put their key.
 var keyHeaders = []string{"Authorization", "X-Api-Key", "Api-Key"}

@@ -9,8 +9,8 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 
-	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/node"
 )
 
@@ -95,7 +95,8 @@ func (d *Daemon) explain(err error, q *request) refusal {
 	return refusal{502, codeUnavailable, err.Error(), unseen, unseen}
 }
 
-// refuse answers with an error of this node's own, in OpenAI's shape.
+// refuse answers with an error of this node's own, in the shape of the API that was
+// asked.
 func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
 	r := d.explain(err, q)
 	res := result{outcome: outcomeRefused, status: r.status, decision: node.Decision{Node: d.cfg.Node.Name, Self: true, Reason: r.code}}
@@ -121,46 +122,80 @@ func (d *Daemon) refuse(w http.ResponseWriter, q *request, err error) result {
 		w.Header().Set(refusedHeader, r.code)
 	}
 	d.describe(w.Header(), q, res.decision)
-	if q.endpoint.Dialect == dialect.Messages {
-		writeJSON(w, r.status, anthropicError{"error", errorOf(r.status, r.code, r.message)})
-	} else {
-		writeError(w, r.status, r.code, r.message)
-	}
+	writeJSON(w, r.status, r.shaped(q))
 	return res
 }
 
-// An apiError is OpenAI's. Anthropic's, which says besides that it is one, has the
-// same type and message in the same place.
+// shaped is r as the clients of the API that q is for expect an error: Anthropic's,
+// Ollama's, and OpenAI's for all others, since SGLang's and llama.cpp's have a message
+// in the same place. Ollama's has no room for the code, which reasonHeader tells too.
+func (r refusal) shaped(q *request) any {
+	path := q.http.URL.Path
+	switch {
+	case isAnthropic(q.http):
+		return anthropicError{"error", anthropicBody{r.message, r.anthropicType(), r.code}, q.http.Header.Get(requestIDHeader)}
+	case strings.HasPrefix(path, ollamaPaths):
+		return ollamaError{r.message}
+	}
+	return openAIError{openAIBody{Message: r.message, Type: r.openAIType(), Code: r.code}}
+}
+
 type (
-	apiError struct {
-		Error errorBody `json:"error"`
+	openAIError struct {
+		Error openAIBody `json:"error"`
 	}
-	anthropicError struct {
-		Type  string    `json:"type"`
-		Error errorBody `json:"error"`
-	}
-	errorBody struct {
+	openAIBody struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
 		Code    string  `json:"code"`
 	}
+	anthropicError struct {
+		Type      string        `json:"type"`
+		Error     anthropicBody `json:"error"`
+		RequestID string        `json:"request_id"`
+	}
+	anthropicBody struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Code    string `json:"code"` // not Anthropic's own
+	}
+	ollamaError struct {
+		Error string `json:"error"`
+	}
 )
 
-func errorOf(status int, code, message string) errorBody {
-	kind := "invalid_request_error"
+func (r refusal) openAIType() string {
 	switch {
-	case status == http.StatusTooManyRequests:
-		kind = "rate_limit_error"
-	case status >= 500:
-		kind = "server_error"
+	case r.status == http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case r.status >= 500:
+		return "server_error"
 	}
-	return errorBody{Message: message, Type: kind, Code: code}
+	return "invalid_request_error"
 }
 
-// writeError writes an error in the shape of the OpenAI API.
-func writeError(w http.ResponseWriter, status int, code, message string) {
-	writeJSON(w, status, apiError{errorOf(status, code, message)})
+// anthropicType is from Anthropic's API reference, section "Errors", by status; what
+// passes of itself at 503 is what that calls overloaded, at 529.
+func (r refusal) anthropicType() string {
+	switch r.status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestTimeout, http.StatusGatewayTimeout:
+		return "timeout_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	if r.status >= 500 {
+		return "api_error"
+	}
+	return "invalid_request_error"
 }
 
 // writeJSON answers with v, as it is to be read by people too.

@@ -194,7 +194,7 @@ func (d *Daemon) learn(q *request, res result, scanner *dialect.Scanner) {
 func (d *Daemon) describe(h http.Header, q *request, decision node.Decision) {
 	id := q.http.Header.Get(requestIDHeader)
 	h.Set(requestIDHeader, id)
-	if strings.HasPrefix(q.http.URL.Path, messagesPath) {
+	if isAnthropic(q.http) {
 		h.Set(anthropicIDHeader, id)
 	}
 	hops := 0

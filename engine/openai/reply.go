@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -108,10 +107,10 @@ func (a *reply) done() {
 
 func (a *reply) flush() { _ = http.NewResponseController(a.w).Flush() }
 
-// drawID draws the part of an answer's id that follows its prefix; ids need not
-// repeat.
+// drawID draws the part of an answer's id that follows its prefix, 32 digits; ids need
+// not repeat.
 func drawID() string {
-	return strconv.FormatUint(rand.Uint64(), 16) + strconv.FormatUint(rand.Uint64(), 16)
+	return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
