@@ -58,6 +58,12 @@ type Cell struct {
 	from *cellSource
 }
 
+// CellPolicies are the policies that cells can compare: all but the other readings of
+// the paper's ties.
+func CellPolicies() []string {
+	return slices.DeleteFunc(sim.Policies(), func(name string) bool { return strings.HasPrefix(name, "longest:") })
+}
+
 // The groups of cells, in the order of reports.
 const (
 	groupMMLU    = "mmlu"

@@ -174,7 +174,7 @@ func TestVerdict(t *testing.T) {
 		}
 		return r
 	}
-	res := &CellResults{Cells: []CellResult{
+	res := &CellResults{Config: CellsConfig{Policies: []string{"local", "longest", "central", "new"}}, Cells: []CellResult{
 		cell("mmlu/uniform/2ms/closed/cache100", .3, map[string]float64{"local": 1, "longest": .9, "central": .5, "new": .8}),
 		cell("mmlu/uniform/50ms/closed/cache100", .28, map[string]float64{"local": 1, "longest": 1.1, "central": .9, "new": 1.02}),
 		cell("sizes/sharegpt/n4/2ms/poisson60/cachefull", .26, map[string]float64{"local": 1, "longest": 1, "central": 1, "new": 1.04}),
@@ -207,7 +207,12 @@ func TestVerdict(t *testing.T) {
 	if s := v.Standings[0]; s.Cell != "sizes/sharegpt/n4/2ms/poisson60/cachefull" || s.Best != "local" || math.Abs(s.Ratio-1.04) > 1e-9 {
 		t.Errorf("the worst is %+v", s)
 	}
-	if text := v.String(); !strings.Contains(text, "BROKEN  3 of 4 cells (4 needed)") {
-		t.Errorf("the verdict:\n%s", text)
+	for _, part := range []string{"BROKEN  3 of 4 cells (4 needed)", "Verdict on new, against local, longest\n", "Not run, so that it says nothing of them: longest+pushback, economic"} {
+		if text := v.String(); !strings.Contains(text, part) {
+			t.Errorf("the verdict has no %q:\n%s", part, text)
+		}
+	}
+	if text := res.Verdict("nobody").String(); !strings.HasPrefix(text, "No verdict on nobody") {
+		t.Errorf("without a run: %s", text)
 	}
 }

@@ -164,7 +164,7 @@ func (f *simFlags) settle(flags *pflag.FlagSet) (err error) {
 	if c.Entry, err = sim.ParseEntry(f.entry); err != nil {
 		return fmt.Errorf("--entry: %w", err)
 	}
-	if f.policies, err = checkPolicies(f.policies); err != nil {
+	if f.policies, err = checkPolicies(f.policies, sim.Policies()); err != nil {
 		return err
 	}
 	if f.timed, err = readFaults(f.faults, c.Nodes); err != nil {

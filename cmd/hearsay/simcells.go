@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hearsay-project/hearsay/experiment"
-	"github.com/hearsay-project/hearsay/sim"
 )
 
 // simCellsFlags say which cells are simulated, under which policies.
@@ -42,7 +41,7 @@ func simCellsCommand() *cobra.Command {
 			"output, to the byte.\n\n" +
 			"A cell's name says what it is: mmlu/skewed/50ms/poisson60/cache30 has a one-way delay of 50 ms, requests at 60 %\n" +
 			"of what the engines can do without routing, and room in each cache for 30 % of what requests share.\n\n" +
-			"Policies: " + strings.Join(cellPolicies(), ", "),
+			"Policies: " + strings.Join(experiment.CellPolicies(), ", "),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd.Flags()); err != nil {
@@ -55,7 +54,7 @@ func simCellsCommand() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVar(&f.config.Data, "data", "", "folder with mmlu/, mooncake/, claude_code/, bfcl/, tot/ and streams/; without it MMLU is synthetic and the others are left out")
 	flags.StringSliceVar(&f.config.Only, "only", nil, "parts of the names of the cells to run, separated by commas; default all")
-	flags.StringSliceVar(&f.config.Policies, "policy", cellPolicies(), "policies to compare, separated by commas")
+	flags.StringSliceVar(&f.config.Policies, "policy", experiment.CellPolicies(), "policies to compare, separated by commas")
 	flags.StringVar(&f.test, "policy-under-test", "economic", "the policy that the verdict is on, where it is among those")
 	flags.IntVar(&f.config.Requests, "requests", 0, "most requests of a run, for a quick look; 0 sets no limit")
 	flags.IntVar(&f.config.Seeds, "seeds", 1, "seeds of each cell, from 1 on; the table has their means")
@@ -65,17 +64,12 @@ func simCellsCommand() *cobra.Command {
 	return cmd
 }
 
-// cellPolicies are all but the other readings of the paper's ties.
-func cellPolicies() []string {
-	return slices.DeleteFunc(sim.Policies(), func(name string) bool { return strings.HasPrefix(name, "longest:") })
-}
-
 // check refuses what cannot be.
 func (f *simCellsFlags) check(flags *pflag.FlagSet) (err error) {
 	if err := refuseEmpty(flags); err != nil {
 		return usageError{err}
 	}
-	if f.config.Policies, err = checkPolicies(f.config.Policies); err != nil {
+	if f.config.Policies, err = checkPolicies(f.config.Policies, experiment.CellPolicies()); err != nil {
 		return usageError{err}
 	}
 	if f.config.Requests < 0 {
@@ -121,7 +115,7 @@ func (f *simCellsFlags) run(ctx context.Context, out, progress io.Writer) error 
 	}
 	verdict := results.Verdict(f.test)
 	text := results.String()
-	if len(verdict.Standings) > 0 {
+	if slices.Contains(f.config.Policies, f.test) {
 		text += "\n" + verdict.String()
 	}
 	object, err := results.JSON(verdict)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hearsay-project/hearsay/experiment"
 )
 
 // The table and the verdict come as text, the same to the byte in a file, with the rows
@@ -19,7 +21,7 @@ func TestSimCells(t *testing.T) {
 	}
 	for _, part := range []string{
 		"cells of tot are left out: there is no folder of data; name it with --data", "mmlu: mean TTFT in seconds",
-		"mmlu/skewed/20ms/closed/cache10 ", "Verdict on longest", "mean strictly the best",
+		"mmlu/skewed/20ms/closed/cache10 ", "Verdict on longest, against local, smg\n", "says nothing of them: longest+pushback", "mean strictly less than of all of those",
 	} {
 		if !strings.Contains(out, part) {
 			t.Errorf("the report has no %q:\n%s", part, out)
@@ -42,12 +44,13 @@ func TestSimCells(t *testing.T) {
 // What cannot be run is refused in one sentence, with what to do.
 func TestSimCellsMisuse(t *testing.T) {
 	for words, args := range map[string][]string{
-		"no cell has that in its name":   {"--only", "nothing"},
-		"--policy: there is no \"best\"": {"--policy", "best"},
-		"add it to --policy":             {"--policy", "local", "--policy-under-test", "longest"},
-		"--seeds 0":                      {"--seeds", "0"},
-		"--requests -1":                  {"--requests", "-1"},
-		"no cell is left to run: cells of sharegpt are left out": {"--only", "sharegpt"},
+		"no cell has that in its name":                                   {"--only", "nothing"},
+		"--policy: there is no \"best\"":                                 {"--policy", "best"},
+		"choose one of " + strings.Join(experiment.CellPolicies(), ", "): {"--policy", "longest:first"},
+		"add it to --policy":                                             {"--policy", "local", "--policy-under-test", "longest"},
+		"--seeds 0":                                                      {"--seeds", "0"},
+		"--requests -1":                                                  {"--requests", "-1"},
+		"no cell is left to run: cells of sharegpt are left out":         {"--only", "sharegpt"},
 	} {
 		_, err := simulate(t.Context(), append([]string{"cells"}, args...)...)
 		if err == nil || !errors.As(err, new(usageError)) || !strings.Contains(err.Error(), words) {

@@ -95,9 +95,8 @@ func refuseEmpty(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// checkPolicies returns the policies as the simulator calls them.
-func checkPolicies(given []string) ([]string, error) {
-	known := sim.Policies()
+// checkPolicies returns the policies given, of those known, as the simulator calls them.
+func checkPolicies(given, known []string) ([]string, error) {
 	var names []string
 	for _, name := range given {
 		name = strings.TrimSpace(name)
