@@ -329,6 +329,8 @@ func TestMisuse(t *testing.T) {
 		{"serve --forwards-max 0", "--forwards-max must be at least 1"},
 		{"serve --body-max 10 --bodies-max 5", "--bodies-max must be at least --body-max"},
 		{"serve --link-jitter 1ms", "--link-jitter must be 0 to --link-delay"},
+		{"serve --warm-share 0.1 --policy longest", "--warm-share must be left out unless --policy is economic and --warming on: nothing is warmed then"},
+		{"serve --warm-share 0.1 --warming=false", "--warm-share must be left out unless"},
 		{"serve --engine http://127.0.0.1:1 --model x.gguf", "--engine must be builtin"},
 		{"serve --gossip shout", "--gossip must be delta or paper"},
 		{"serve --peer-cert x", "--peer-"},

@@ -57,6 +57,9 @@ type serveFlags struct {
 	untilStdinEnds bool
 }
 
+// defaultWarmShare is what operators mean who say nothing of --warm-share.
+const defaultWarmShare = 0.05
+
 func serveCommand() *cobra.Command {
 	var f serveFlags
 	cmd := &cobra.Command{
@@ -112,7 +115,7 @@ func (f *serveFlags) groups() []flagGroup {
 		group("Routing", func(s *pflag.FlagSet) {
 			s.StringVar(&f.policy, "policy", route.Economic{}.Name(), "`name`: "+route.Names())
 			s.BoolVar(&f.warming, "warming", true, "have the idle engine compute prefixes for which clients' requests are forwarded again and again (--policy economic)")
-			s.Float64Var(&f.node.WarmShare, "warm-share", 0.05, "prompt `tokens` that it may compute so, for each that it serves")
+			s.Float64Var(&f.node.WarmShare, "warm-share", defaultWarmShare, "prompt `tokens` that it may compute so for each that it serves, after a burst of 16,384")
 			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
 			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
 			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
@@ -235,6 +238,7 @@ func (f *serveFlags) check() error {
 		{f.node.QueueThreshold > 0, "queue-threshold", "at least 1"},
 		{f.node.PauseFor >= 0, "pause", "0 or more"},
 		{f.node.WarmShare > 0 && f.node.WarmShare <= 1, "warm-share", "above 0 and at most 1; --warming=false turns warming off"},
+		{f.node.WarmShare == defaultWarmShare || f.warming && f.policy == route.Economic{}.Name(), "warm-share", "left out unless --policy is economic and --warming on: nothing is warmed then"},
 		{f.node.CapacityTokens >= 0, "kv-tokens", "0 or more"},
 		{f.node.Poll >= node.MinPoll && f.node.Poll <= node.MaxPoll, "poll", "20ms to 300s"},
 		{f.mesh.LinkDelay >= 0, "link-delay", "0 or more"},
