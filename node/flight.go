@@ -37,7 +37,7 @@ type Report struct {
 	Took    time.Duration // from its coming to its first token
 	Backlog time.Duration // at its first token, see gossip.Load
 	Shared  int           // leading blocks that it has in common with others there
-	Others  int           // how many continue differently from there
+	Others  int           // prompts that end there, or go on differently
 }
 
 // Dispatch records that req is on its way to the node that d names: it will keep an
@@ -249,7 +249,7 @@ func (n *Node) Report(now time.Time, f *Flight, shared, others int) Report {
 }
 
 // Shared returns how many leading blocks of a prompt this node knows from others'
-// too, and how many go on differently from there.
+// too, and how many of those end there or go on differently.
 func (n *Node) Shared(req Request) (blocks, others int) { return n.tree.Branch(req.Chain) }
 
 // Bounced records that a peer has refused a flight that it would have served late,

@@ -60,10 +60,14 @@ func (t *Tree) shorten(i int32) {
 
 // Branch returns the depth, in blocks, of the deepest block of c after which the
 // tree holds something other than c, and how many others: what c has in common
-// with other prompts.
+// with other prompts. A chain that ended where c does is one of them: a chain names
+// whole blocks, and prompts may differ in what comes after the last.
 func (t *Tree) Branch(c Chain) (depth, others int) {
 	for depth = t.Match(c); depth > 0; depth-- {
 		at := t.index[c[depth-1]]
+		if depth == len(c) && t.blocks[at].ended {
+			others++
+		}
 		for i := t.blocks[at].child; i != 0; i = t.blocks[i].next {
 			if depth == len(c) || t.blocks[i].hash != c[depth] {
 				others++

@@ -114,11 +114,12 @@ func TestBranch(t *testing.T) {
 		text          string
 		depth, others int
 	}{
-		{"abcde", 3, 2}, // x and z
+		{"abcde", 5, 1}, // one that has ended there too
+		{"abcd", 4, 1},  // e
 		{"abcdf", 4, 1}, // e, though only four are held
 		{"abcw", 3, 3},
 		{"abc", 3, 3}, // all that goes on from it
-		{"abq", 2, 1},
+		{"abq", 3, 1},
 		{"abqr", 2, 1},
 		{"ab", 2, 2},
 		{"a", 1, 1},
@@ -130,9 +131,17 @@ func TestBranch(t *testing.T) {
 			t.Errorf("%s: %d others after %d, want %d after %d", test.text, others, depth, test.others, test.depth)
 		}
 	}
-	alone := NewTree(1000, 1000)
-	alone.Insert(chainOf("abc"), 10)
+	alone := NewTree(1000, 2)
+	alone.Insert(chainOf("ab"), 10)
 	if depth, others := alone.Branch(chainOf("abc")); depth != 0 || others != 0 {
 		t.Errorf("alone: %d others after %d", others, depth)
+	}
+	alone.Insert(chainOf("abc"), 10) // has no room for its end
+	alone.Prune(chainOf("ab"), 1)
+	alone.Insert(chainOf("ab"), 10)
+	alone.Prune(chainOf("ab"), 1)
+	alone.Insert(chainOf("acd"), 10)
+	if depth, others := alone.Branch(chainOf("ac")); depth != 0 || others != 0 {
+		t.Errorf("none has ended there: %d others after %d", others, depth)
 	}
 }

@@ -30,6 +30,7 @@ type block struct {
 	newer, older int32 // by last touch
 	last         bool  // stands in the tail
 	told         bool  // stands in the draft
+	ended        bool  // a chain that was inserted ends here
 }
 
 // Tokens are counted in fixed point: a block's share of its text's tokens is a
@@ -92,6 +93,7 @@ func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
 	}
 	share, rest := units(tokens)/int64(len(c)), units(tokens)%int64(len(c))
 	at := int32(0)
+	placed := 0
 	for i, h := range c[:min(len(c), t.maxBlocks)] {
 		j, ok := t.index[h]
 		if !ok {
@@ -111,8 +113,9 @@ func (t *Tree) Insert(c Chain, tokens int) (evicted int) {
 		}
 		t.units += units - t.blocks[j].units
 		t.blocks[j].units = units
-		at = j
+		at, placed = j, i+1
 	}
+	t.blocks[at].ended = t.blocks[at].ended || placed == len(c)
 	for ; at != 0; at = t.blocks[at].parent {
 		t.touch(at)
 	}
