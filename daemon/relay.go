@@ -33,7 +33,7 @@ type result struct {
 	ttft     time.Duration // to the first piece of the body that is no comment
 	usage    dialect.Usage
 	known    bool // usage.Cached is what the engine reported
-	resumed  int  // times that the rest of it came from another node
+	resumed  int  // times that the rest of it came from another node: the last is decision's
 	cut      bool // the client's connection is to be cut: never a fake end
 }
 
@@ -61,6 +61,7 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	w.WriteHeader(res.status)
 
 	p.scanner = dialect.NewScanner(q.endpoint, a.resp.Header.Get)
+	p.run = p.scanner
 	if p.joiner = d.joinerFor(q, a.resp); p.joiner == nil && !d.mayWarm(q, decision) {
 		d.release(q)
 	}
@@ -76,11 +77,11 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 		res.outcome, res.cut = outcomeBroken, true
 		d.log.Warn("answer broke off", "request_id", q.http.Header.Get(requestIDHeader), "node", p.from.Node, "err", upstream)
 	}
-	res.ttft, res.resumed = p.ttft, len(p.resumedAt)
-	res.usage, res.known = p.scanner.Usage()
+	res.decision, res.ttft, res.resumed = p.from, p.ttft, len(p.resumedAt)
+	res.usage, res.known = p.run.Usage()
 	res.known = d.cachedKnown(q, res)
-	if res.outcome == outcomeOK && q.route.Bytes > 0 && res.resumed == 0 {
-		d.learn(q, res, p.scanner)
+	if res.outcome == outcomeOK && q.route.Bytes > 0 {
+		d.learn(q, res, p.run)
 		if d.events != nil {
 			d.events.found(q, res)
 		}
@@ -93,9 +94,10 @@ type passage struct {
 	d       *Daemon
 	w       http.ResponseWriter
 	q       *request
-	scanner *dialect.Scanner
-	joiner  *dialect.Joiner // nil where the answer cannot be resumed
-	waits   bool            // for the first token, of an answer that began with less
+	scanner *dialect.Scanner // of what the client gets
+	run     *dialect.Scanner // of what the node that gives it now says; the same until a first run has broken off
+	joiner  *dialect.Joiner  // nil where the answer cannot be resumed
+	waits   bool             // for the first token, of an answer that began with less
 
 	from      node.Decision // who gives it now
 	answer    *answer
@@ -122,6 +124,11 @@ func (p *passage) pass() (upstream, client error) {
 		idle.Stop() // a slow client is not an idle engine
 		ended := errors.Is(err, io.EOF)
 		out := piece[:n]
+		if p.run != p.scanner {
+			if _, _ = p.run.Write(out); p.run.Began() {
+				p.began()
+			}
+		}
 		if p.joiner != nil {
 			var differs error
 			if out, differs = p.joiner.Next(out, ended); differs != nil {

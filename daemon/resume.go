@@ -30,7 +30,8 @@ func (d *Daemon) joinerFor(q *request, resp *http.Response) *dialect.Joiner {
 // resume has an answer that broke off from another node, which runs the request from
 // its beginning; the joiner leaves out what the client has, and sees that it is the
 // same. So it costs the decoding again, and the client has the answer that this other
-// node gives, the whole of it and nothing else, whatever the engines are. Where that
+// node gives, the whole of it and nothing else, whatever the engines are; what is learnt
+// is of that run alone. Where that
 // cannot be, resume says false, and the client's connection is cut.
 func (p *passage) resume(broken error) bool {
 	p.answer.close()
@@ -62,9 +63,12 @@ func (p *passage) resume(broken error) bool {
 			p.d.setAside(p.q, decision, failed)
 			continue
 		}
-		p.d.locked(p.q.settle) // of an answer in parts nothing is learnt
+		if p.d.events != nil {
+			p.d.events.settle(p.q, &decision)
+		}
+		p.begin(decision, a)
 		p.joiner.Again()
-		p.answer, p.from = a, decision
+		p.answer, p.from, p.run = a, decision, dialect.NewScanner(p.q.endpoint, a.resp.Header.Get)
 		p.resumedAt = append(p.resumedAt, decision.Node)
 		p.w.Header().Set(http.TrailerPrefix+resumedHeader, strings.Join(p.resumedAt, ", "))
 		p.d.metrics.resumed.Inc()

@@ -124,9 +124,9 @@ func TestBrokenStreamIsResumed(t *testing.T) {
 		t.Run(kind.path, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				c, engines := fragileCluster(t, func(string) string { return twins })
-				body := fmt.Sprintf(kind.body, prompt("the sea", 20))
+				plain := fmt.Sprintf(kind.body, prompt("the sea", 20))
 				for _, at := range []string{"n1", "n2"} {
-					want := c.do(t.Context(), "n2", http.MethodPost, kind.path, body)
+					want := c.do(t.Context(), "n2", http.MethodPost, kind.path, plain)
 					time.Sleep(time.Second)
 					whole := likeAny(t, want.body)
 					if want.status != 200 || len(whole) < 2000 {
@@ -137,6 +137,10 @@ func TestBrokenStreamIsResumed(t *testing.T) {
 						if i > cuts { // in the very last bytes, when there is nothing left to say
 							cut = len(want.body) - (i-cuts)*6
 						}
+						// Under another salt: who has resumed one holds its prompt.
+						body := fmt.Sprintf(`{"cache_salt":"%s %d",%s`, at, i, plain[1:])
+						c.do(t.Context(), "n2", http.MethodPost, kind.path, body)
+						time.Sleep(time.Second)
 						before := engines["n2"].breakAfter(cut)
 						got := c.do(t.Context(), at, http.MethodPost, kind.path, body)
 						if got.header.Get(nodeHeader) != "n2" {
@@ -248,4 +252,50 @@ func TestStreamThatIsNotResumed(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 	})
+}
+
+// What went on at another node is learnt from what that one said, of its own run: of
+// the tree there, of what it found cached, and of no flight that is still under way.
+func TestResumedIsLearntFrom(t *testing.T) {
+	for _, kind := range []int{0, 2} { // one tells its usage last, the other first, when the client has that already
+		t.Run(greedy[kind].path, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				c, engines := fragileCluster(t, func(string) string { return twins })
+				body := fmt.Sprintf(greedy[kind].body, prompt("the sea", 20))
+				want := c.do(t.Context(), "n2", http.MethodPost, greedy[kind].path, body)
+				time.Sleep(time.Second)
+				for _, at := range []string{"n1", "n2"} { // to n1 itself, then to it over a hop
+					engines["n2"].breakAfter(len(want.body) / 2)
+					before := c.nodes[at].Status()
+					got := c.do(t.Context(), at, http.MethodPost, greedy[kind].path, body)
+					time.Sleep(time.Second)
+					after, sum := c.nodes[at].Status(), before.Here
+					if at == "n2" {
+						sum = before.There
+					}
+					if got.err != nil || got.trailer.Get(resumedHeader) != "n1" {
+						t.Fatalf("%v %v: %q", got.err, got.trailer, got.body)
+					}
+					now := after.Here
+					if at == "n2" {
+						now = after.There
+					}
+					if now.Requests != sum.Requests+1 || now.Reported != sum.Reported+1 || now.PromptTokens <= sum.PromptTokens {
+						t.Errorf("asked at %s: %+v, then %+v", at, sum, now)
+					}
+					cached := now.CachedTokens - sum.CachedTokens
+					if cold := at == "n1"; cold != (cached == 0) {
+						t.Errorf("asked at %s: %d cached tokens", at, cached)
+					}
+					if tree := c.nodes["n1"].Status().TreeBlocks; tree < 8 {
+						t.Errorf("the tree of who served holds %d blocks", tree)
+					}
+					if after.Economy.Flights != 0 {
+						t.Errorf("%d flights are left", after.Economy.Flights)
+					}
+					time.Sleep(time.Minute)
+				}
+			})
+		})
+	}
 }
