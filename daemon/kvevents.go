@@ -16,6 +16,7 @@ import (
 
 	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine/kvevents"
+	"github.com/hearsay-project/hearsay/engine/probe"
 	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/prefix"
 )
@@ -38,12 +39,13 @@ type events struct {
 
 // uncut is a prompt that is to be cut into tokens.
 type uncut struct {
-	body  []byte // of its request
-	chain prefix.Chain
-	bytes int
-	space kvevents.Space
-	model string
-	done  chan struct{} // closed when it was cut, or will not be
+	endpoint dialect.Endpoint
+	body     []byte // of its request
+	chain    prefix.Chain
+	bytes    int
+	space    kvevents.Space
+	model    string
+	done     chan struct{} // closed when it was cut, or will not be
 }
 
 const (
@@ -116,9 +118,8 @@ func (e *events) expect(chain prefix.Chain, decision *node.Decision) {
 // sent has the prompt of a request that is on its way to an engine cut into tokens,
 // unless all is known of it: of one that goes elsewhere, what is promised.
 func (e *events) sent(q *request, decision node.Decision) {
-	d := q.endpoint.Dialect
 	switch {
-	case q.cut != nil, d != dialect.Chat && d != dialect.Completion, len(q.route.Chain) == 0, len(q.body) > promptMax:
+	case q.cut != nil, len(q.route.Chain) == 0, len(q.body) > promptMax:
 		return
 	case decision.Self && e.memo.Knows(q.route.Chain), !decision.Self && e.parted(q.route.Chain, decision.Match):
 		return
@@ -127,7 +128,7 @@ func (e *events) sent(q *request, decision node.Decision) {
 	if real, ok := e.d.cfg.Aliases[q.read.Model]; ok {
 		body = q.read.WithModel(body, real)
 	}
-	p := uncut{body: body, chain: q.route.Chain, bytes: q.route.Bytes, model: q.route.Model, done: make(chan struct{})}
+	p := uncut{endpoint: q.endpoint, body: body, chain: q.route.Chain, bytes: q.route.Bytes, model: q.route.Model, done: make(chan struct{})}
 	p.space = kvevents.Space{Adapter: q.read.Scope.Adapter, Salt: q.read.Scope.Salt}
 	select {
 	case e.prompts <- p:
@@ -179,7 +180,7 @@ func (e *events) cutPrompt(ctx context.Context, p uncut) {
 		e.dropped.Add(1)
 		return
 	}
-	ids, weights, err := e.tokens(ctx, p.body)
+	ids, weights, err := e.tokens(ctx, p.endpoint, p.body)
 	if errors.Is(err, errNoTokenizer) {
 		e.none = time.Now().Add(tokenizeRetry)
 		e.d.sayOnce("tokenize", func() {
@@ -203,48 +204,28 @@ func (e *events) cutPrompt(ctx context.Context, p uncut) {
 
 var (
 	errNoTokenizer = errors.New("the engine has no /tokenize")
-	errManyPrompts = errors.New("it is no single prompt")
+	errNoPrompt    = errors.New("it is not known of what tokens the engine makes its prompt")
 )
 
-// tokens asks the engine for those of a request's prompt, as vLLM and SGLang take it
-// (entrypoints/openai's TokenizeRequest): {prompt} or {messages} and what else the
-// chat's template is given. Token ids are their own answer. The weights are the lengths
+// tokens asks the engine for those of a request's prompt. The weights are the lengths
 // of the tokens' texts, of an engine that shows them; nil else.
-func (e *events) tokens(ctx context.Context, body []byte) (ids []uint32, weights []int, err error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, nil, err
+func (e *events) tokens(ctx context.Context, at dialect.Endpoint, body []byte) (ids []uint32, weights []int, err error) {
+	var kind probe.Kind
+	e.d.locked(func(time.Time, *node.Node) { kind = e.d.insight.facts.Kind })
+	ask, ids := dialect.Tokenize(at, body, kind == probe.SGLang)
+	if ask != nil {
+		return e.tokenize(ctx, ask)
 	}
-	ask := map[string]json.RawMessage{"return_token_strs": json.RawMessage("true")}
-	for _, name := range []string{
-		"model", "prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs",
-		"add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
-	} {
-		if v, ok := fields[name]; ok {
-			ask[name] = v
-		}
+	if len(ids) == 0 {
+		err = errNoPrompt
 	}
-	if text := bytes.TrimSpace(ask["prompt"]); len(text) > 0 && text[0] == '[' {
-		if json.Unmarshal(text, &ids) == nil {
-			return ids, nil, nil
-		}
-		var texts []json.RawMessage
-		if err := json.Unmarshal(text, &texts); err != nil || len(texts) != 1 {
-			return nil, nil, errManyPrompts
-		}
-		ask["prompt"] = texts[0]
-	}
-	return e.tokenize(ctx, ask)
+	return ids, nil, err
 }
 
-func (e *events) tokenize(ctx context.Context, ask map[string]json.RawMessage) (ids []uint32, weights []int, err error) {
+func (e *events) tokenize(ctx context.Context, ask []byte) (ids []uint32, weights []int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenizeTimeout)
 	defer cancel()
-	body, err := json.Marshal(ask)
-	if err != nil {
-		return nil, nil, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://engine/tokenize", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://engine/tokenize", bytes.NewReader(ask))
 	if err != nil {
 		return nil, nil, err
 	}

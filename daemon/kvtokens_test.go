@@ -8,13 +8,14 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/kvevents"
 )
 
-// The engine is asked for a prompt's tokens as its API takes it: what shows in the
-// prompt is passed on as it is, and nothing else. What needs no asking is not asked.
-func TestTokensAreAskedForAsTheEngineTakesThem(t *testing.T) {
+// The engine is asked for a prompt's tokens with its key and what shows in the prompt.
+// What needs no asking, or cannot be known, is not asked.
+func TestTokensAreAskedFor(t *testing.T) {
 	asked, answer, status := "", `{"tokens":[1,2,3],"token_strs":["Ġa","<s>","é"]}`, http.StatusOK
 	d := &Daemon{log: slog.New(slog.DiscardHandler)}
 	d.cfg.EngineKey = "sk-engine"
@@ -32,18 +33,15 @@ func TestTokensAreAskedForAsTheEngineTakesThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, tc := range []struct{ body, asked, got string }{
-		{`{"model":"m","prompt":"a b","max_tokens":9,"seed":1}`, `{"model":"m","prompt":"a b","return_token_strs":true}`, "[1 2 3] [2 3 1]"},
-		{`{"prompt":["a b"]}`, `{"prompt":"a b","return_token_strs":true}`, "[1 2 3] [2 3 1]"},
-		{`{"prompt":[7,8]}`, "", "[7 8] []"},
-		{`{"prompt":["a","b"]}`, "", "[] [] it is no single prompt"},
-		{
-			`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}],"stream":true,"chat_template_kwargs":{"think":false}}`,
-			`{"chat_template_kwargs":{"think":false},"messages":[{"role":"user","content":"x"}],"return_token_strs":true,"tools":[{"type":"function"}]}`, "[1 2 3] [2 3 1]",
-		},
+	for _, tc := range []struct{ path, body, asked, got string }{
+		{"/v1/completions", `{"model":"m","prompt":"a b","max_tokens":9,"seed":1}`, `{"return_token_strs":true,"model":"m","prompt":"a b"}`, "[1 2 3] [2 3 1]"},
+		{"/v1/completions", `{"prompt":[7,8]}`, "", "[7 8] []"},
+		{"/v1/completions", `{"prompt":["a","b"]}`, "", "[] [] it is not known of what tokens the engine makes its prompt"},
+		{"/v1/responses", `{"input":"x"}`, `{"return_token_strs":true,"messages":[{"role":"user","content":"x"}]}`, "[1 2 3] [2 3 1]"},
 	} {
 		asked = ""
-		ids, weights, err := e.tokens(t.Context(), []byte(tc.body))
+		at, _ := dialect.Lookup(tc.path)
+		ids, weights, err := e.tokens(t.Context(), at, []byte(tc.body))
 		got := fmt.Sprint(ids, " ", weights)
 		if err != nil {
 			got += " " + err.Error()
@@ -65,7 +63,7 @@ func TestTokensAreAskedForAsTheEngineTakesThem(t *testing.T) {
 		{200, `{"tokens":`, false},
 	} {
 		status, answer = tc.status, tc.answer
-		if ids, _, err := e.tokens(t.Context(), []byte(`{"prompt":"a"}`)); err == nil || errors.Is(err, errNoTokenizer) != tc.none {
+		if ids, _, err := e.tokens(t.Context(), dialect.Endpoint{Dialect: dialect.Completion}, []byte(`{"prompt":"a"}`)); err == nil || errors.Is(err, errNoTokenizer) != tc.none {
 			t.Errorf("status %d, %s: %v, %v", tc.status, tc.answer, ids, err)
 		}
 	}

@@ -67,8 +67,8 @@ func (e *Engine) Generate(ctx context.Context, c *openai.Call) (openai.Stream, e
 	return a, nil
 }
 
-// read gives the prompt as a router reads it and as tokens: those of its canonical
-// text, or the ids it consists of.
+// read gives the prompt as a router reads it and as tokens: those of its text, which for
+// a chat is that of its template, or the ids it consists of.
 func (e *Engine) read(c *openai.Call) (p dialect.Request, ids []uint32, err error) {
 	if c.Chat {
 		if _, err := c.Messages(); err != nil {
@@ -81,7 +81,8 @@ func (e *Engine) read(c *openai.Call) (p dialect.Request, ids []uint32, err erro
 		return p, nil, openai.BadRequest(c.PromptField(), "%s is missing or empty, or not of the type that OpenAI's API gives it", c.PromptField())
 	}
 	if c.Chat {
-		return p, e.cut(string(p.Text)), nil
+		text, err := e.template(c)
+		return p, e.cut(text), err
 	}
 	text, given, err := c.Prompt()
 	if err != nil {

@@ -153,7 +153,7 @@ func (e *Engine) sglangMetrics(w http.ResponseWriter) {
 	metrics(
 		w, "sglang:num_running_reqs"+of, running, "sglang:num_queue_reqs"+of, waiting, "sglang:token_usage"+of, use,
 		"sglang:max_total_num_tokens"+of, e.cfg.Profile.CapacityTokens, "sglang:num_used_tokens"+of, int(use*float64(e.cfg.Profile.CapacityTokens)),
-		"sglang:prompt_tokens_total"+of, done.prompt, "sglang:generation_tokens_total"+of, done.generated,
+		"sglang:cached_tokens_total"+of, done.cached, "sglang:prompt_tokens_total"+of, done.prompt, "sglang:generation_tokens_total"+of, done.generated,
 	)
 }
 

@@ -1,0 +1,333 @@
+package dialect
+
+import (
+	"bytes"
+	"slices"
+)
+
+// templated are the members of a chat's request, beside its messages, that an engine's
+// POST /tokenize takes: what its template is given.
+var templated = []string{
+	"tools", "documents", "chat_template", "chat_template_kwargs",
+	"add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
+}
+
+// Tokenize returns the body of the POST /tokenize by which vLLM, or SGLang, tells the
+// tokens of the prompt of a request to e, or, where the prompt is tokens, these.
+//
+// Such an engine makes a chat of Anthropic's messages, of a response's input and of
+// Ollama's, and tokenizes that: vLLM 0.29 in entrypoints/anthropic/serving.py and
+// openai/responses/utils.py, SGLang of autumn 2026 in entrypoints/anthropic/
+// request_conversion.py and ollama/serving.py. Tokenize makes the same chat. Where the
+// two, or versions of one, make several of a request, or where tokens are not all that
+// there is - several prompts, media, tools that a server runs or that a response has,
+// redacted thoughts - it returns neither.
+func Tokenize(e Endpoint, body []byte, sglang bool) (ask []byte, ids []uint32) {
+	c := conversation{sglang: sglang}
+	if c.parse(body) != nil || c.kind(c.root()) != '{' {
+		return nil, nil
+	}
+	switch e.Dialect {
+	case Completion:
+		return c.single(c.top("prompt"))
+	case Generate:
+		for _, media := range []string{"image_data", "video_data", "audio_data"} {
+			c.lost = c.lost || !c.empty(c.top(media))
+		}
+		if text := c.top("text"); !c.null(text) {
+			return c.single(text)
+		}
+		return c.single(c.top("input_ids"))
+	case OllamaGenerate:
+		return c.ollamaGenerate(), nil
+	case Chat:
+		for m := range c.elements(c.top("messages")) {
+			c.texts(c.member(m, "content"))
+			c.list = append(c.list, c.raw(m))
+		}
+		return c.asked(templated...), nil
+	case OllamaChat:
+		for m := range c.elements(c.top("messages")) {
+			c.lost = c.lost || !c.empty(c.member(m, "images"))
+			c.say(c.member(m, "role"), c.member(m, "content"))
+		}
+	case Messages:
+		c.messages()
+	case Responses:
+		c.response()
+	}
+	return c.asked("chat_template_kwargs"), nil
+}
+
+// A conversation is a chat that an engine makes of a request.
+type conversation struct {
+	doc
+	sglang bool
+	list   [][]byte // messages
+	tools  [][]byte
+	lost   bool // not all of the request has one place in it
+}
+
+// An object is a JSON object that is being written.
+type object []byte
+
+// with adds a member, unless there is nothing to add.
+func (o object) with(name string, v []byte) object {
+	switch {
+	case len(v) == 0:
+		return o
+	case len(o) == 0:
+		o = append(o, `{"`...)
+	default:
+		o = append(o, `,"`...)
+	}
+	return append(append(append(o, name...), `":`...), v...)
+}
+
+func (o object) end() []byte {
+	if len(o) == 0 {
+		o = append(o, '{')
+	}
+	return append(o, '}')
+}
+
+func quoted(text []byte) []byte { return appendQuoted(nil, string(text)) }
+
+func array(values [][]byte) []byte {
+	if len(values) == 0 {
+		return nil
+	}
+	return append(append([]byte{'['}, bytes.Join(values, []byte{','})...), ']')
+}
+
+func (c *conversation) top(name string) value { return c.member(c.root(), name) }
+
+// ask is a question for tokens, with these members of the request. The texts of the
+// tokens, which vLLM gives, say how much of the prompt each is.
+func (c *conversation) ask(members ...string) object {
+	o := object(nil).with("return_token_strs", []byte("true"))
+	for _, name := range append([]string{"model"}, members...) {
+		if v := c.top(name); v.given() {
+			o = o.with(name, c.raw(v))
+		}
+	}
+	return o
+}
+
+// asked asks for the tokens of the chat.
+func (c *conversation) asked(members ...string) []byte {
+	if c.lost || len(c.list) == 0 {
+		return nil
+	}
+	return c.ask(members...).with("messages", array(c.list)).with("tools", array(c.tools)).end()
+}
+
+// single is for a prompt without roles: a text, tokens, or a list of one of them.
+func (c *conversation) single(v value) (ask []byte, ids []uint32) {
+	if c.kind(v) == '[' {
+		first := c.first(v)
+		if k := c.kind(first); k == '[' || k == '"' {
+			c.lost = c.lost || c.after(first).given()
+			v = first
+		}
+	}
+	switch {
+	case c.lost:
+		return nil, nil
+	case c.kind(v) == '"':
+		return c.ask("add_special_tokens").with("prompt", c.raw(v)).end(), nil
+	}
+	for e := range c.elements(v) {
+		id, ok := c.integer(e)
+		if !ok {
+			return nil, nil
+		}
+		ids = append(ids, uint32(id))
+	}
+	return nil, ids
+}
+
+// ollamaGenerate is for a text that SGLang takes without a template.
+func (c *conversation) ollamaGenerate() []byte {
+	text := c.str(c.top("prompt"))
+	if system := c.str(c.top("system")); len(system) > 0 {
+		text = slices.Concat(system, []byte("\n\n"), text)
+	}
+	if len(text) == 0 || !c.empty(c.top("images")) {
+		return nil
+	}
+	return c.ask().with("prompt", quoted(text)).end()
+}
+
+// texts looks for anything but text in the content of a message.
+func (c *conversation) texts(content value) {
+	for part := range c.elements(content) {
+		c.lost = c.lost || c.kind(part) != '"' && c.kind(c.member(part, "text")) != '"'
+	}
+}
+
+// say adds a message of a text.
+func (c *conversation) say(role, content value) {
+	c.lost = c.lost || c.kind(role) != '"' || c.kind(content) != '"'
+	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", c.raw(content)).end())
+}
+
+// call is a call of a tool, whose arguments are a text.
+func (c *conversation) call(id, name value, arguments []byte) []byte {
+	c.lost = c.lost || c.kind(id) != '"' || c.kind(name) != '"'
+	function := object(nil).with("name", c.raw(name)).with("arguments", arguments).end()
+	return object(nil).with("type", []byte(`"function"`)).with("id", c.raw(id)).with("function", function).end()
+}
+
+// result adds a message with what a tool has given.
+func (c *conversation) result(id, content value) {
+	c.lost = c.lost || c.kind(id) != '"' || c.kind(content) != '"'
+	c.list = append(c.list, object(nil).with("role", []byte(`"tool"`)).with("tool_call_id", c.raw(id)).with("content", c.raw(content)).end())
+}
+
+// messages makes a chat of Anthropic's.
+func (c *conversation) messages() {
+	c.lost = c.sglang && !c.null(c.top("thinking")) // it sets what the template is given
+	c.system(c.top("system"))
+	for m := range c.elements(c.top("messages")) {
+		role, content := c.member(m, "role"), c.member(m, "content")
+		if r := string(c.str(role)); r != "user" && r != "assistant" {
+			c.lost = true
+		}
+		if c.kind(content) == '[' {
+			c.blocks(role, content)
+		} else {
+			c.say(role, content)
+		}
+	}
+	for tool := range c.elements(c.top("tools")) {
+		if kind := string(c.str(c.member(tool, "type"))); kind != "" && kind != "custom" {
+			c.lost = true // the server's own
+		}
+		function := object(nil).with("name", c.raw(c.member(tool, "name"))).
+			with("description", c.raw(c.member(tool, "description"))).
+			with("parameters", c.raw(c.member(tool, "input_schema"))).end()
+		c.tools = append(c.tools, object(nil).with("type", []byte(`"function"`)).with("function", function).end())
+	}
+}
+
+// system adds the system's message: the texts of its blocks, which vLLM joins and
+// SGLang puts on lines of their own.
+func (c *conversation) system(v value) {
+	text := bytes.Clone(c.str(v))
+	for block := range c.elements(v) {
+		piece := c.str(c.member(block, "text"))
+		if len(piece) == 0 || !c.sglang && bytes.HasPrefix(piece, []byte(billing)) {
+			continue
+		}
+		if c.sglang && len(text) > 0 {
+			text = append(text, '\n')
+		}
+		text = append(text, piece...)
+	}
+	if len(text) > 0 {
+		c.list = append(c.list, object(nil).with("role", []byte(`"system"`)).with("content", quoted(text)).end())
+	}
+}
+
+// blocks adds a message of Anthropic's blocks. What tools have given comes before it,
+// in messages of its own.
+func (c *conversation) blocks(role, content value) {
+	own := string(c.str(role)) == "assistant"
+	var parts, calls [][]byte
+	var first value // text
+	var thoughts []byte
+	for block := range c.elements(content) {
+		text := c.member(block, "text")
+		switch kind := string(c.str(c.member(block, "type"))); {
+		case kind == "text" && c.kind(text) == '"' && !c.empty(text):
+			if parts == nil {
+				first = text
+			}
+			parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(text)).end())
+		case kind == "tool_use" && own:
+			calls = append(calls, c.call(c.member(block, "id"), c.member(block, "name"), quoted(c.raw(c.member(block, "input")))))
+		case kind == "tool_result" && !own && parts == nil: // after a text vLLM puts it before that, SGLang does not
+			c.result(c.member(block, "tool_use_id"), c.only(c.member(block, "content")))
+		case kind == "thinking" && own && !c.sglang:
+			thoughts = c.appendString(thoughts, c.member(block, "thinking"))
+		default:
+			c.lost = true
+		}
+	}
+	if len(parts)+len(calls) == 0 {
+		c.lost = c.lost || own
+		return
+	}
+	m := object(nil).with("role", c.raw(role))
+	if len(thoughts) > 0 {
+		m = m.with("reasoning", quoted(thoughts))
+	}
+	if len(parts) == 1 {
+		m = m.with("content", c.raw(first))
+	} else {
+		m = m.with("content", array(parts))
+	}
+	c.list = append(c.list, m.with("tool_calls", array(calls)).end())
+}
+
+// only returns the one text of what a tool has given, none where there are more, or
+// other things.
+func (c *conversation) only(content value) value {
+	if c.kind(content) != '[' {
+		return content
+	}
+	part := c.first(content)
+	if !part.given() || c.after(part).given() {
+		return value{}
+	}
+	return c.member(part, "text")
+}
+
+// response makes a chat of a response's instructions and input. Tools are lost: in the
+// template each has members in an order of the engine's.
+func (c *conversation) response() {
+	c.lost = !c.empty(c.top("tools"))
+	if v := c.top("instructions"); !c.empty(v) {
+		c.lost = c.lost || c.kind(v) != '"'
+		c.list = append(c.list, object(nil).with("role", []byte(`"system"`)).with("content", c.raw(v)).end())
+	}
+	input := c.top("input")
+	if c.kind(input) == '"' {
+		c.list = append(c.list, object(nil).with("role", []byte(`"user"`)).with("content", c.raw(input)).end())
+		return
+	}
+	spoke := false // the model, last: what it says next some versions add to that
+	for item := range c.elements(input) {
+		kind := string(c.str(c.member(item, "type")))
+		own := kind == "function_call" || string(c.str(c.member(item, "role"))) == "assistant"
+		c.lost = c.lost || own && spoke
+		spoke = own
+		switch kind {
+		case "", "message":
+			c.item(c.member(item, "role"), c.member(item, "content"))
+		case "function_call":
+			call := c.call(c.member(item, "call_id"), c.member(item, "name"), c.raw(c.member(item, "arguments")))
+			c.list = append(c.list, object(nil).with("role", []byte(`"assistant"`)).with("tool_calls", array([][]byte{call})).end())
+		case "function_call_output":
+			c.result(c.member(item, "call_id"), c.member(item, "output"))
+		default:
+			c.lost = true
+		}
+	}
+}
+
+// item adds a message of a response's input.
+func (c *conversation) item(role, content value) {
+	if c.kind(content) != '[' {
+		c.say(role, content)
+		return
+	}
+	c.texts(content)
+	var parts [][]byte
+	for part := range c.elements(content) {
+		parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(c.member(part, "text"))).end())
+	}
+	c.lost = c.lost || len(parts) == 0 || c.kind(role) != '"'
+	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", array(parts)).end())
+}
