@@ -262,7 +262,8 @@ func (e *events) tokenize(ctx context.Context, ask []byte) (ids []uint32, weight
 
 // KVEventsStatus says how the engine's events are followed.
 type KVEventsStatus struct {
-	Connected int64 `json:"connected"` // ranks whose publisher is there
+	Ranks     int   `json:"ranks"`     // data-parallel, of the engine
+	Connected int64 `json:"connected"` // of them, whose publisher is there
 	Blocks    int   `json:"blocks"`    // of tokens that the engine holds, as far as its events tell
 	Batches   int64 `json:"batches"`
 	Gaps      int64 `json:"gaps"`
@@ -279,7 +280,7 @@ func (e *events) status() *KVEventsStatus {
 	}
 	f, c := e.follower.Stats(), e.cache.Stats()
 	return &KVEventsStatus{
-		Connected: f.Connected, Blocks: c.Blocks, Batches: f.Batches, Gaps: f.Gaps, Replays: f.Replays,
+		Ranks: max(e.d.cfg.KVEvents.Ranks, 1), Connected: f.Connected, Blocks: c.Blocks, Batches: f.Batches, Gaps: f.Gaps, Replays: f.Replays,
 		Clears: f.Clears, Skipped: f.Unknown + f.Unreadable, Prompts: e.cut.Load(), Unlinked: e.dropped.Load(),
 	}
 }

@@ -82,6 +82,9 @@ func printStatus(out io.Writer, s daemon.Status) error {
 	fmt.Fprintf(out, "%s  policy %s, poll %s, queue %d%s, tree %d blocks (%d of %s tokens)%s\n",
 		s.Name, s.Policy, ms(s.PollMS), s.Queue, pause(s.PausedMS), s.TreeBlocks, s.TreeTokens, capacity, untold)
 	printEngine(out, s.Engine)
+	if s.KVEvents != nil {
+		printEvents(out, *s.KVEvents)
+	}
 	for _, t := range []struct {
 		where string
 		t     daemon.Totals
@@ -151,6 +154,12 @@ func printEngine(out io.Writer, e daemon.EngineStatus) {
 	if e.Remedy != "" {
 		fmt.Fprintf(out, "  promises cannot be checked: %s\n", e.Remedy)
 	}
+}
+
+// printEvents says how the engine's KV events are followed, and what came of them.
+func printEvents(out io.Writer, e daemon.KVEventsStatus) {
+	fmt.Fprintf(out, "  KV events: %d of %d ranks connected, %d blocks held; %d batches, %d gaps, %d replays, cleared %d times, %d skipped; %d prompts linked, %d not\n",
+		e.Connected, e.Ranks, e.Blocks, e.Batches, e.Gaps, e.Replays, e.Clears, e.Skipped, e.Prompts, e.Unlinked)
 }
 
 func ms(v float64) string {
