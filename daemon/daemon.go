@@ -151,6 +151,8 @@ func New(cfg Config) (*Daemon, error) {
 
 func newDaemon(cfg Config) (*Daemon, error) {
 	cfg.setDefaults()
+	followed := cfg.KVEvents.Endpoint != ""
+	cfg.Node.LearnCapacity = cfg.Node.LearnCapacity && !followed // what events tell is better
 	if err := cfg.Node.Validate(); err != nil {
 		return nil, err
 	}
@@ -175,7 +177,7 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		d.apiKeys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
 	var err error
-	if cfg.KVEvents.Endpoint != "" {
+	if followed {
 		if d.events, err = newEvents(d); err != nil {
 			return nil, err
 		}

@@ -19,6 +19,7 @@ type insight struct {
 	facts    probe.Facts
 	restarts int // noticed
 	told     int // tokens that the node was told the cache holds, see capacityTold
+	held     int // most tokens that its events have shown it to hold since it started
 	foreign  int // requests at the engine that did not come through this node
 
 	telling map[telling]bool // whose answers have told what was found cached
@@ -61,6 +62,7 @@ func (d *Daemon) askFacts(ctx context.Context, models []model) {
 		d.insight.facts = facts
 		if restarted {
 			d.insight.restarts++
+			d.insight.held = 0
 			n.Cleared()
 		}
 		if told := d.capacityTold(); told != d.insight.told {
@@ -80,15 +82,17 @@ func (d *Daemon) askFacts(ctx context.Context, models []model) {
 }
 
 // capacityTold is how many tokens the engine's cache holds by the operator's word or
-// else its own, 0 where nobody says.
+// else its own, and no less than are there by its events; 0 where nobody says.
 func (d *Daemon) capacityTold() int {
-	switch {
-	case d.insight.facts.CacheOff:
+	if d.insight.facts.CacheOff {
 		return 1 // no block fits
-	case d.cfg.Node.CapacityTokens > 0:
-		return d.cfg.Node.CapacityTokens
 	}
-	return d.insight.facts.KVTokens
+	told := cmp.Or(d.cfg.Node.CapacityTokens, d.insight.facts.KVTokens)
+	if d.events != nil && told > 0 {
+		d.insight.held = max(d.insight.held, d.events.held())
+		told = max(told, d.insight.held)
+	}
+	return told
 }
 
 // depth is how many requests are at the engine, of others too.
@@ -214,7 +218,7 @@ func (d *Daemon) engineStatus(s node.Status) EngineStatus {
 		Running: fact(f.Running, -1, FromEngine), Waiting: fact(f.Waiting, -1, FromEngine),
 		Cached: Fact{nil, FromNobody}, Adapters: map[string]string{}, Restarts: d.insight.restarts, Losses: s.Losses,
 	}
-	if d.cfg.Node.CapacityTokens > 0 && !f.CacheOff {
+	if d.cfg.Node.CapacityTokens > 0 && d.cfg.Node.CapacityTokens == d.insight.told {
 		out.KVTokens.From = cmp.Or(d.cfg.CapacityFrom, FromFlag)
 	}
 	if d.cfg.Node.LearnCapacity && s.CapacityLearnt != s.CapacityTokens {

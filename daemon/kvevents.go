@@ -102,6 +102,9 @@ func (e *events) forgot(names []prefix.Hash) {
 	}
 }
 
+// held is how many tokens the engine's cache holds now.
+func (e *events) held() int { return e.cache.Stats().Blocks * e.cache.BlockSize() }
+
 // parted says whether a promise is known in tokens, and not by an estimate.
 func (e *events) parted(chain prefix.Chain, blocks int) bool {
 	_, _, parted := e.memo.Tokens(chain, blocks)

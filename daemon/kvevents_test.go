@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -149,6 +151,44 @@ func TestEventsTellOfARestart(t *testing.T) {
 			if (found > 0) != want || max(expected-found, found-expected) > 16 {
 				t.Errorf("request %d after the restart: %d promised, %d found", i+1, expected, found)
 			}
+		}
+	})
+}
+
+// What events tell goes before what an operator has told of the cache, and before what
+// answers seem to show of it, such as those of another rank, which finds nothing of what
+// the first one holds.
+func TestEventsGoBeforeWhatElseIsTold(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPublishing(t, "vllm", func(c *emulated.Config) { c.Profile.CapacityTokens, c.TokenBytes = 8192, 0 })
+		other := false
+		c := newCluster(t, 1, func(string) http.RoundTripper {
+			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				answer := httptest.NewRecorder()
+				p.ServeHTTP(answer, r)
+				w.WriteHeader(answer.Code)
+				body := answer.Body.String()
+				if before, rest, ok := strings.Cut(body, `"cached_tokens":`); ok && other {
+					body = before + `"cached_tokens":0` + strings.TrimLeft(rest, "0123456789")
+				}
+				_, _ = io.WriteString(w, body)
+			})}
+		}, p.follow, func(c *Config) { c.EngineKind, c.Node.CapacityTokens, c.Node.LearnCapacity = probe.VLLM, 1024, true })
+		time.Sleep(5 * time.Second)
+		const topics = 8
+		for i := range 8 * topics {
+			other = i >= 2*topics && i < 6*topics
+			before := p.found()
+			expected, _, tokens := promised(t, c, topicQuestion(i%topics, i))
+			found := p.found() - before
+			time.Sleep(2 * time.Second) // for a probe
+			if i >= 3*topics && max(expected-found, found-expected) > 16 || i >= topics && found < tokens/2 {
+				t.Errorf("request %d: %d promised, %d of %d found", i, expected, found, tokens)
+			}
+		}
+		s := c.nodes["n1"].Status()
+		if e := s.Engine; e.Losses > 0 || e.KVTokens.From != FromEngine || s.CapacityTokens < s.KVEvents.Blocks*16 || s.KVEvents.Blocks < 200 {
+			t.Errorf("%+v, %+v: the tree holds up to %d tokens", e, *s.KVEvents, s.CapacityTokens)
 		}
 	})
 }
