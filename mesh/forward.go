@@ -60,7 +60,8 @@ func (m *Mesh) newServer() *http.Server {
 		},
 		ErrorLog: log.New(&serverLog{log: m.log, seldom: rate.Sometimes{Interval: time.Minute}}, "", 0),
 		// The server closes its connections but waits for none of them; this does.
-		ConnState: func(_ net.Conn, state http.ConnState) {
+		ConnState: func(c net.Conn, state http.ConnState) {
+			m.carrying.turn(c, state)
 			switch state {
 			case http.StateNew:
 				m.wg.Add(1)

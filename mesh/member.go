@@ -65,8 +65,7 @@ func membership(name string, t *transport, events *watcher) *memberlist.Config {
 	c.AdvertiseAddr, c.AdvertisePort = t.ip.String(), t.tcpPort
 	c.EnableCompression = false // a few hundred bytes each second do not pay for LZW
 	// News rides on probes first; gossip of its own is for the rest. At 500 ms an
-	// idle node wakes twice a second for it, not five times, and a leave, which
-	// is gossiped twice, is still out within a second.
+	// idle node wakes twice a second for it, not five times.
 	c.GossipInterval = 500 * time.Millisecond
 	// A node that was restarted on another address gets its name back as soon as
 	// the old one is seen to be dead.

@@ -16,7 +16,6 @@ package mesh
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -106,7 +105,8 @@ type Mesh struct {
 	transport   *transport
 	members     *memberlist.Memberlist
 	server      *http.Server
-	addr        string // that peers dial, ip:port
+	carrying    carrying // the server's connections
+	addr        string   // that peers dial, ip:port
 	ctx         context.Context
 	cancel      context.CancelFunc
 	wg          sync.WaitGroup
@@ -345,57 +345,6 @@ func (m *Mesh) isLeaving() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.leaving
-}
-
-// leaveWait is how long memberlist may take to spread a leave. It gossips it
-// twice, at two intervals; more only where it is delayed.
-const leaveWait = 3 * time.Second
-
-// Leave says goodbye to every peer, has memberlist spread it, in a second or so,
-// and lets the forwards that peers have here end; new ones find the port closed.
-// This node's own forwards go on until Close. It returns an error when ctx ends
-// first.
-func (m *Mesh) Leave(ctx context.Context) error {
-	m.leave.Lock()
-	defer m.leave.Unlock()
-	m.mu.Lock()
-	m.leaving = true
-	closed := m.closed
-	var streams []*stream
-	for _, p := range m.peers {
-		if s := p.stream; s != nil {
-			s.give(func() { s.goodbye = true })
-			streams = append(streams, s)
-		}
-	}
-	m.mu.Unlock()
-	if closed {
-		return errors.New("leave: the mesh is closed")
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(m.ctx, cancel)() // then Close waits for members.Leave alone
-	served := make(chan error, 1)
-	go func() { served <- m.server.Shutdown(ctx) }()
-	spread := leaveWait + 2*m.port.roundTrip()
-	if end, ok := ctx.Deadline(); ok {
-		spread = max(1, min(spread, time.Until(end)))
-	}
-	err := m.members.Leave(spread)
-	for _, s := range streams {
-		select {
-		case <-s.gone:
-		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("%s did not answer the goodbye", s.peer.Name))
-		}
-	}
-	if e := <-served; e != nil {
-		err = errors.Join(err, fmt.Errorf("forwards are still being served: %w", e))
-	}
-	if err != nil {
-		return fmt.Errorf("leave: %w", err)
-	}
-	return nil
 }
 
 // Close ends everything at once: streams, forwards, membership; to peers that
