@@ -85,6 +85,7 @@ func (c *Config) setDefaults() {
 	c.HealthFailures = cmp.Or(c.HealthFailures, 3)
 	c.HealthSuccesses = cmp.Or(c.HealthSuccesses, 1)
 	c.EngineKind = cmp.Or(c.EngineKind, probe.OpenAI)
+	c.Node.LearnCapacity = c.Node.LearnCapacity && c.KVEvents.Endpoint == "" // what events tell is better
 	c.Log = cmp.Or(c.Log, slog.Default())
 	c.Node = c.Node.WithDefaults()
 	if c.Node.Rand == nil {
@@ -151,8 +152,6 @@ func New(cfg Config) (*Daemon, error) {
 
 func newDaemon(cfg Config) (*Daemon, error) {
 	cfg.setDefaults()
-	followed := cfg.KVEvents.Endpoint != ""
-	cfg.Node.LearnCapacity = cfg.Node.LearnCapacity && !followed // what events tell is better
 	if err := cfg.Node.Validate(); err != nil {
 		return nil, err
 	}
@@ -177,7 +176,7 @@ func newDaemon(cfg Config) (*Daemon, error) {
 		d.apiKeys[sha256.Sum256([]byte(key))] = struct{}{}
 	}
 	var err error
-	if followed {
+	if cfg.KVEvents.Endpoint != "" {
 		if d.events, err = newEvents(d); err != nil {
 			return nil, err
 		}
