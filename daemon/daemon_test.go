@@ -328,3 +328,27 @@ func TestHalfClose(t *testing.T) {
 		t.Errorf("answered %q", got)
 	}
 }
+
+// The time to the first token is measured of streams alone: what is no stream comes
+// whole, and that is its latency.
+func TestTimesOfAnswers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, _ := fragileCluster(t, func(string) string { return twins })
+		count := func(metric string) (n int) {
+			page := string(c.do(t.Context(), "n1", http.MethodGet, "/metrics", "").body)
+			if _, after, ok := strings.Cut(page, "\n"+metric+`_count{hop="local"} `); ok {
+				_, _ = fmt.Sscan(after, &n)
+			}
+			return n
+		}
+		for i, fields := range []string{`"max_tokens":3`, `"max_tokens":3,"stream":true`, `"max_tokens":1`} {
+			if r := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", `{"model":"m","prompt":"the sea",`+fields+`}`); r.status != 200 {
+				t.Fatalf("%d %s", r.status, r.body)
+			}
+			time.Sleep(time.Second)
+			if latencies, ttfts := count("hearsay_latency_seconds"), count("hearsay_ttft_seconds"); latencies != i+1 || ttfts != min(i, 1) {
+				t.Errorf("after %s: %d latencies, %d times to the first token", fields, latencies, ttfts)
+			}
+		}
+	})
+}

@@ -20,6 +20,7 @@ type metrics struct {
 	expectedTokens prometheus.Counter
 	actualTokens   prometheus.Counter
 	ttft           *prometheus.HistogramVec
+	latency        *prometheus.HistogramVec
 	failures       *prometheus.CounterVec
 	resumed        prometheus.Counter
 	panics         prometheus.Counter
@@ -46,8 +47,13 @@ func newMetrics(d *Daemon) *metrics {
 		}),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "hearsay_ttft_seconds",
-			Help:    "Time from a prompt's arrival to the first piece of its answer that is no comment, by hop; of answers that were whole.",
+			Help:    "Time from a prompt's arrival to the first piece of its answer that is no comment, by hop; of streams that were whole.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
+		}, []string{"hop"}),
+		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "hearsay_latency_seconds",
+			Help:    "Time from a prompt's arrival to the end of its answer, by hop; of answers that were whole, streams or not.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
 		}, []string{"hop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "hearsay_failures_total",
@@ -62,7 +68,7 @@ func newMetrics(d *Daemon) *metrics {
 			Help: "Faults of this program that cost one request or one rumor; the log says where.",
 		}),
 	}
-	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.failures, m.resumed, m.panics,
+	m.registry.MustRegister(m.requests, m.promptTokens, m.expectedTokens, m.actualTokens, m.ttft, m.latency, m.failures, m.resumed, m.panics,
 		stateCollector{d}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -78,8 +84,12 @@ func (d *Daemon) book(q *request, res result) {
 		hop = "forwarded"
 	}
 	d.metrics.requests.WithLabelValues(res.outcome, hop).Inc()
+	total := time.Since(q.arrived)
 	if res.outcome == outcomeOK && q.route.Bytes > 0 {
-		d.metrics.ttft.WithLabelValues(hop).Observe(res.ttft.Seconds())
+		d.metrics.latency.WithLabelValues(hop).Observe(total.Seconds())
+		if q.read.Stream {
+			d.metrics.ttft.WithLabelValues(hop).Observe(res.ttft.Seconds())
+		}
 	}
 	if res.known && hop != "received" {
 		d.metrics.promptTokens.Add(float64(res.usage.Prompt))
@@ -91,7 +101,7 @@ func (d *Daemon) book(q *request, res result) {
 		"path", cmp.Or(q.endpoint.Route, "unknown"), "model", brief(q.read.Model), "outcome", res.outcome, "status", res.status,
 		"hop", hop, "node", decision.Node, "reason", decision.Reason, "tries", len(q.tried)+1, "resumed", res.resumed,
 		"prompt_tokens", res.usage.Prompt, "expected_tokens", decision.Expected, "cached_tokens", res.usage.Cached,
-		"ttft_ms", milliseconds(res.ttft), "total_ms", milliseconds(time.Since(q.arrived)))
+		"ttft_ms", milliseconds(res.ttft), "total_ms", milliseconds(total))
 }
 
 // brief bounds what a client can put into a line of the log.

@@ -30,7 +30,7 @@ type result struct {
 	outcome  string
 	decision node.Decision
 	status   int
-	ttft     time.Duration // to the first piece of the body that is no comment
+	ttft     time.Duration // of a stream, to its first piece that is no comment; 0 for what is none
 	usage    dialect.Usage
 	known    bool // usage.Cached is what the engine reported
 	resumed  int  // times that the rest of it came from another node: the last is decision's
@@ -77,7 +77,10 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 		res.outcome, res.cut = outcomeBroken, true
 		d.log.Warn("answer broke off", "request_id", q.http.Header.Get(requestIDHeader), "node", p.from.Node, "err", upstream)
 	}
-	res.decision, res.ttft, res.resumed = p.from, p.ttft, len(p.resumedAt)
+	res.decision, res.resumed = p.from, len(p.resumedAt)
+	if q.read.Stream {
+		res.ttft = p.ttft
+	}
 	res.usage, res.known = p.run.Usage()
 	res.known = d.cachedKnown(q, res)
 	if res.outcome == outcomeOK && q.route.Bytes > 0 {

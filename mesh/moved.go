@@ -66,7 +66,7 @@ func (m *Mesh) clash(name, addr, other string) {
 			m.bury(name)
 			_, _ = m.members.Join([]string{other})
 		}
-		m.clashed(c, two, fmt.Sprintf("two nodes are called %s, at %s and at %s; give one another --name", name, addr, other))
+		m.clashed(c, two, name, fmt.Sprintf("at %s and at %s; give one another --name", addr, other))
 	})
 }
 
@@ -78,16 +78,16 @@ func (m *Mesh) meet(name, addr string) {
 	}
 }
 
-// clashed takes in whether there are two nodes of one name.
-func (m *Mesh) clashed(c *clash, two bool, sentence string) {
+// clashed takes in whether there are two nodes of one name, and where.
+func (m *Mesh) clashed(c *clash, two bool, name, where string) {
 	m.mu.Lock()
 	c.asking, c.asked, c.sentence = false, time.Now(), ""
 	if two {
-		c.sentence = sentence
+		c.sentence = fmt.Sprintf("two nodes are called %s, %s", name, where)
 	}
 	m.mu.Unlock()
 	if two {
-		m.clashSeldom.Do(func() { m.log.Warn("two nodes have one name", "err", sentence) })
+		m.clashSeldom.Do(func() { m.log.Warn("two nodes have one name", "peer", name, "err", where) })
 	}
 }
 

@@ -109,14 +109,20 @@ func stopAll(nodes []*child) {
 type screen struct {
 	mu   sync.Mutex
 	out  io.Writer
-	lost string // what to say when a node ends that was not asked to
+	runs bool // all have been started: a node may end without the others
 }
 
 // goOn says from now on that a node may end without the others.
 func (s *screen) goOn() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lost = "; the others go on"
+	s.runs = true
+}
+
+func (s *screen) isRunning() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs
 }
 
 func (s *screen) printf(format string, args ...any) {
@@ -128,7 +134,11 @@ func (s *screen) printf(format string, args ...any) {
 func (s *screen) ended(name string, pid int, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintf(s.out, "%s (pid %d) ended: %v%s\n", name, pid, why, s.lost)
+	others := ""
+	if s.runs {
+		others = "; the others go on"
+	}
+	fmt.Fprintf(s.out, "%s (pid %d) ended: %v%s\n", name, pid, why, others)
 }
 
 // logLine is what a demo shows of a node's JSON log.
@@ -145,15 +155,16 @@ type logLine struct {
 	Prompt   int     `json:"prompt_tokens"`
 	Expected int     `json:"expected_tokens"`
 	Cached   int     `json:"cached_tokens"`
-	TTFT     float64 `json:"ttft_ms"`
+	TTFT     float64 `json:"ttft_ms"` // 0 for an answer that was no stream
+	Total    float64 `json:"total_ms"`
 }
 
 func (s *screen) header() {
-	s.printf("%-6s %-10s %8s %8s %8s %9s  %s\n", "entry", "served by", "prompt", "expected", "cached", "TTFT", "why")
+	s.printf("%-6s %-10s %8s %8s %8s %9s %10s  %s\n", "entry", "served by", "prompt", "expected", "cached", "TTFT", "total", "why")
 }
 
-// log shows a line of a node's log: a request where its client asked, and
-// whatever went wrong.
+// log shows a line of a node's log: a request where its client asked, whatever went
+// wrong, and who came later than all were started, or came back.
 func (s *screen) log(name string, line []byte) {
 	var l logLine
 	if json.Unmarshal(line, &l) != nil {
@@ -164,10 +175,14 @@ func (s *screen) log(name string, line []byte) {
 	switch {
 	case l.Msg == "request" && !at.Generates(): // a list of models, say
 	case l.Msg == "request" && l.Hop != "received" && l.Outcome == "ok":
-		s.printf("%-6s %-10s %8d %8d %8d %6.1f ms  %s\n", name, l.Node, l.Prompt, l.Expected, l.Cached, l.TTFT, l.Reason)
+		ttft := "-"
+		if l.TTFT > 0 {
+			ttft = fmt.Sprintf("%.1f ms", l.TTFT)
+		}
+		s.printf("%-6s %-10s %8d %8d %8d %9s %7.1f ms  %s\n", name, l.Node, l.Prompt, l.Expected, l.Cached, ttft, l.Total, l.Reason)
 	case l.Msg == "request" && l.Hop != "received":
 		s.printf("%-6s %-10s %s\n", name, l.Node, l.Outcome)
-	case l.Level == "WARN" || l.Level == "ERROR":
+	case l.Level == "WARN" || l.Level == "ERROR", s.isRunning() && (l.Msg == "peer is back" || l.Msg == "peer joined"):
 		s.printf("%s: %s\n", name, strings.Join(strings.Fields(l.Msg+" "+l.Peer+" "+l.Node+" "+l.Err), " "))
 	}
 }

@@ -98,7 +98,7 @@ func (d *demo) read(out io.Reader, ready chan<- struct{}) {
 			pid, _ := strconv.Atoi(m[2])
 			d.urls, d.pids = append(d.urls, m[1]), append(d.pids, pid)
 		}
-		if strings.Contains(line, "no answer, asking the next n2") {
+		if strings.Contains(line, "no answer n2") {
 			d.lastFailure = time.Now()
 		}
 		d.mu.Unlock()
