@@ -6,10 +6,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine"
+	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/engine/kvevents"
 )
 
@@ -93,6 +97,85 @@ func TestEngineWithoutTokenizer(t *testing.T) {
 		}
 		if expected, found, _ := promised(t, c, topicQuestion(1, 0)); expected == 0 || found == 0 {
 			t.Errorf("%d promised, %d found", expected, found)
+		}
+	})
+}
+
+// An answer waits for its prompt's tokens for settleMax, however slow the engine's
+// tokenizer is, and for one that hangs no longer; what was asked for too long, or could
+// not wait its turn, is left unlinked.
+func TestSlowTokenizerHoldsUpNoAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPublishing(t, "")
+		slow := time.Second
+		c := newCluster(t, 1, func(string) http.RoundTripper {
+			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/tokenize" {
+					select {
+					case <-time.After(slow):
+					case <-r.Context().Done():
+					}
+				}
+				p.ServeHTTP(w, r)
+			})}
+		}, p.follow)
+		time.Sleep(5 * time.Second)
+		ask := func(i int) {
+			begun := time.Now()
+			r := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":1}`, topicQuestion(i, i)))
+			if took := time.Since(begun); r.status != 200 || took > p.config.Profile.Base+settleMax {
+				t.Errorf("%d after %v", r.status, took)
+			}
+		}
+		events := func() KVEventsStatus { return *c.nodes["n1"].Status().KVEvents }
+		ask(1)
+		time.Sleep(2 * time.Second)
+		if s := events(); s.Prompts != 1 || s.Unlinked != 0 {
+			t.Errorf("%+v: a slow tokenizer links nothing", s)
+		}
+		slow = time.Hour
+		for i := range promptsMax + 10 {
+			ask(10 + i)
+		}
+		time.Sleep((promptsMax + 1) * tokenizeTimeout)
+		if s := events(); s.Prompts != 1 || s.Unlinked != promptsMax+10 {
+			t.Errorf("%+v: nothing was cut", s)
+		}
+	})
+}
+
+// A link to tokens that are not those of the engine's prompt, as by another template, is
+// never told of an eviction: what was evicted is promised once more, found out, and not
+// promised again.
+func TestWrongTokensCostOneMiss(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPublishing(t, "", func(c *emulated.Config) { c.Profile.CapacityTokens, c.TokenBytes = 2048, 0 })
+		c := newCluster(t, 1, func(string) http.RoundTripper {
+			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/tokenize" {
+					p.ServeHTTP(w, r)
+					return
+				}
+				answer := httptest.NewRecorder()
+				p.ServeHTTP(answer, r)
+				_, ids, _ := strings.Cut(answer.Body.String(), `"tokens":[`)
+				ids, _, _ = strings.Cut(ids, "]")
+				_, _ = fmt.Fprintf(w, `{"tokens":[7,7,7,%s]}`, ids)
+			})}
+		}, p.follow)
+		time.Sleep(5 * time.Second)
+		off := 0
+		const topics, rounds = 12, 5 // of which the cache holds half
+		for i := range topics * rounds {
+			expected, found, _ := promised(t, c, topicQuestion(i/2%topics, i))
+			if again := i%2 == 1; again && (found == 0 || max(expected-found, found-expected) > 32) {
+				t.Errorf("request %d, asked just before: %d promised, %d found", i, expected, found)
+			} else if !again && expected > found+32 {
+				off++
+			}
+		}
+		if s := c.nodes["n1"].Status().KVEvents; off == 0 || off > topics*rounds/2 || s.Prompts != topics*rounds {
+			t.Errorf("%d promises of what was evicted, %+v", off, *s)
 		}
 	})
 }

@@ -73,3 +73,17 @@ func TestPublishedEventsAreTheCache(t *testing.T) {
 		t.Errorf("%d tokens were found cached, %+v: nothing was tried", hits, s)
 	}
 }
+
+// Token ids are never negative, though text is cut by size alone.
+func TestTokensOfSizedText(t *testing.T) {
+	e := open(t)
+	resp, err := post(t.Context(), e, "/tokenize", fmt.Sprintf(`{"prompt":%q}`, prompt("law", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var said struct{ Tokens []uint32 }
+	if err := json.NewDecoder(resp.Body).Decode(&said); err != nil || len(said.Tokens) != 100 {
+		t.Errorf("%d tokens, %v", len(said.Tokens), err)
+	}
+}

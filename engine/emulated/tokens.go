@@ -2,6 +2,7 @@ package emulated
 
 import (
 	"encoding/binary"
+	"math"
 	"strings"
 
 	"github.com/zeebo/xxh3"
@@ -13,7 +14,11 @@ import (
 // cut gives the tokens of text as the engine counts them.
 func (e *Engine) cut(text string) []uint32 {
 	if e.cfg.TokenBytes > 0 {
-		return tokens.Cut(text, e.cfg.TokenBytes)
+		ids := tokens.Cut(text, e.cfg.TokenBytes)
+		for i := range ids {
+			ids[i] &= math.MaxInt32 // as the ids of a vocabulary
+		}
+		return ids
 	}
 	return tokens.CL100K(text)
 }
