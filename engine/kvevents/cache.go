@@ -77,15 +77,16 @@ func (s Space) root(blockSize int) prefix.Hash {
 }
 
 // after is the name of the block of these tokens after the one named.
-func after(h prefix.Hash, tokens []uint32, extra uint64, scratch []byte) (prefix.Hash, []byte) {
-	scratch = scratch[:0]
+func after(h prefix.Hash, tokens []uint32, extra uint64) prefix.Hash {
+	var room [4 * 64]byte // blocks are seldom larger
+	text := room[:0]
 	for _, t := range tokens {
-		scratch = binary.LittleEndian.AppendUint32(scratch, t)
+		text = binary.LittleEndian.AppendUint32(text, t)
 	}
 	if extra != 0 {
-		scratch = binary.LittleEndian.AppendUint64(scratch, extra)
+		text = binary.LittleEndian.AppendUint64(text, extra)
 	}
-	return prefix.Hash(xxh3.HashSeed(scratch, uint64(h))), scratch
+	return prefix.Hash(xxh3.HashSeed(text, uint64(h)))
 }
 
 // BlockSize is how many tokens the engine's blocks have; until it has stored one, what
@@ -110,10 +111,9 @@ func (c *Cache) Names(s Space, tokens []uint32) prefix.Chain {
 	size := c.BlockSize()
 	chain := make(prefix.Chain, 0, len(tokens)/size)
 	h := s.root(size)
-	var scratch []byte
 	for block := range slices.Chunk(tokens, size) {
 		if len(block) == size {
-			h, scratch = after(h, block, 0, scratch)
+			h = after(h, block, 0)
 			chain = append(chain, h)
 		}
 	}
@@ -141,7 +141,6 @@ func (c *Cache) Apply(rank int, events []Event) {
 			r = &rankCache{group: -1, blocks: map[uint64]held{}}
 			c.ranks[rank] = r
 		}
-		var scratch []byte
 		for i := range events {
 			e := &events[i]
 			switch {
@@ -150,7 +149,7 @@ func (c *Cache) Apply(rank int, events []Event) {
 				c.clear(r)
 			case e.Kind == Stored && (r.group < 0 || r.group == e.Group):
 				r.group = e.Group
-				scratch = c.store(r, e, scratch)
+				c.store(r, e)
 			case e.Kind == Removed && (r.group < 0 || r.group == e.Group):
 				c.remove(r, e)
 			}
@@ -179,7 +178,7 @@ func (c *Cache) locked(f func()) {
 	}
 }
 
-func (c *Cache) store(r *rankCache, e *Event, scratch []byte) []byte {
+func (c *Cache) store(r *rankCache, e *Event) {
 	if len(c.names) == 0 {
 		c.blockSize = e.BlockSize
 	}
@@ -188,7 +187,7 @@ func (c *Cache) store(r *rankCache, e *Event, scratch []byte) []byte {
 		parent, ok := r.blocks[e.Parent]
 		if !ok {
 			c.counts.Orphans += int64(len(e.Hashes))
-			return scratch
+			return
 		}
 		h = parent.name
 	}
@@ -197,7 +196,7 @@ func (c *Cache) store(r *rankCache, e *Event, scratch []byte) []byte {
 		if e.Extra != nil {
 			extra = e.Extra[i]
 		}
-		h, scratch = after(h, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], extra, scratch)
+		h = after(h, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], extra)
 		old, again := r.blocks[id]
 		if !again && c.held() >= maxBlocks {
 			c.counts.Overflow++
@@ -214,7 +213,6 @@ func (c *Cache) store(r *rankCache, e *Event, scratch []byte) []byte {
 		r.blocks[id] = held{h, 1}
 		c.names[h]++
 	}
-	return scratch
 }
 
 func (c *Cache) remove(r *rankCache, e *Event) {

@@ -93,7 +93,7 @@ func (d *Decoder) Decode(payload []byte) (events []Event, err error) {
 }
 
 func (d *Decoder) batch() error {
-	if isMap(d.peek()) {
+	if d.next() == classMap {
 		return d.members(func(name string) error {
 			if name == "events" {
 				return d.list(d.event)
@@ -101,31 +101,24 @@ func (d *Decoder) batch() error {
 			return d.skip(0)
 		})
 	}
-	n, err := d.array()
-	if err != nil {
-		return err
-	}
-	if n < 2 {
-		return fmt.Errorf("an array of %d, where [time, events] is due", n)
-	}
-	for i := range n {
-		if i == 1 {
-			err = d.list(d.event)
-		} else {
-			err = d.skip(0)
+	n := 0
+	err := d.list(func() error {
+		if n++; n == 2 {
+			return d.list(d.event)
 		}
-		if err != nil {
-			return err
-		}
+		return d.skip(0)
+	})
+	if err == nil && n < 2 {
+		err = fmt.Errorf("an array of %d, where [time, events] is due", n)
 	}
-	return nil
+	return err
 }
 
-// The fields of an event, in the order of their positions.
-var (
-	storedFields  = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"}
-	removedFields = []string{"block_hashes", "medium", "group_idx"}
-)
+// positions are the fields of an event after its tag, in their order.
+var positions = map[string][]string{
+	"BlockStored":  {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"},
+	"BlockRemoved": {"block_hashes", "medium", "group_idx"},
+}
 
 // A draft is an event of which not all fields have been read.
 type draft struct {
@@ -141,7 +134,7 @@ func (d *Decoder) event() error {
 	}
 	e := draft{loraID: -1}
 	var err error
-	if isMap(d.peek()) {
+	if d.next() == classMap {
 		err = d.members(func(name string) error { return d.field(&e, name) })
 	} else {
 		err = d.positions(&e)
@@ -157,86 +150,55 @@ func (d *Decoder) event() error {
 }
 
 func (d *Decoder) positions(e *draft) error {
-	n, err := d.array()
-	if err != nil {
-		return err
-	}
-	if n < 1 {
-		return errors.New("an event without a tag")
-	}
-	if e.tag, err = d.text(); err != nil {
-		return err
-	}
-	var names []string
-	switch e.tag {
-	case "BlockStored":
-		names = storedFields
-	case "BlockRemoved":
-		names = removedFields
-	}
-	for i := range n - 1 {
+	names := []string{"type"} // of the fields to come
+	err := d.list(func() (err error) {
 		name := ""
-		if i < uint64(len(names)) {
-			name = names[i]
+		if len(names) > 0 {
+			name, names = names[0], names[1:]
 		}
-		if err := d.field(e, name); err != nil {
-			return err
+		if err = d.field(e, name); name == "type" {
+			names = positions[e.tag]
 		}
+		return err
+	})
+	if err == nil && e.tag == "" {
+		err = errors.New("an event without a tag")
 	}
-	return nil
+	return err
 }
 
-// field reads the value of one field of an event.
+// field reads the value of one field of an event. Null says nothing.
 func (d *Decoder) field(e *draft, name string) (err error) {
+	if d.next() == classNull {
+		return d.skip(0)
+	}
 	switch name {
 	case "type":
 		e.tag, err = d.text()
 	case "block_hashes":
-		from := len(d.hashes)
-		err = d.list(func() error {
-			h, err := d.hash()
-			if d.hashes = append(d.hashes, h); len(d.hashes) > maxHashes {
-				err = errBounds
-			}
-			return err
-		})
-		e.Hashes = d.hashes[from:len(d.hashes):len(d.hashes)]
+		e.Hashes, err = appendList(&d.reader, &d.hashes, maxHashes, d.hash)
 	case "parent_block_hash":
-		if d.null() {
-			return d.skip(0)
-		}
 		e.HasParent = true
 		e.Parent, err = d.hash()
 	case "token_ids":
-		from := len(d.tokens)
-		err = d.list(func() error {
-			id, err := d.token()
-			if d.tokens = append(d.tokens, id); len(d.tokens) > maxTokens {
-				err = errBounds
-			}
-			return err
-		})
-		e.Tokens = d.tokens[from:len(d.tokens):len(d.tokens)]
+		e.Tokens, err = appendList(&d.reader, &d.tokens, maxTokens, d.token)
 	case "block_size":
 		e.BlockSize, err = d.small()
 	case "lora_id":
-		if d.null() {
-			return d.skip(0)
-		}
 		e.loraID, err = d.small()
 	case "medium":
 		e.medium, err = d.text()
 	case "locality":
 		e.locality, err = d.text()
 	case "lora_name":
-		if isMap(d.peek()) { // SGLang's metadata has this position
+		if d.next() == classMap { // SGLang's metadata has this position
 			return d.metadata(e)
 		}
 		e.Adapter, err = d.text()
 	case "cache_salt":
 		e.Salt, err = d.text()
 	case "metadata":
-		if !isMap(d.peek()) {
+		if d.next() != classMap {
 			return d.skip(0)
 		}
 		return d.metadata(e)
@@ -245,9 +207,6 @@ func (d *Decoder) field(e *draft, name string) (err error) {
 		err = d.skip(0)
 		e.extraKeys = d.raw[from:min(d.at, len(d.raw))]
 	case "group_idx":
-		if d.null() {
-			return d.skip(0)
-		}
 		e.Group, err = d.small()
 	case "kv_cache_spec_kind":
 		e.layers, err = d.text()
@@ -255,6 +214,19 @@ func (d *Decoder) field(e *draft, name string) (err error) {
 		err = d.skip(0)
 	}
 	return err
+}
+
+// appendList appends the elements of an array to all, of which there may be so many.
+func appendList[T any](r *reader, all *[]T, most int, element func() (T, error)) ([]T, error) {
+	from := len(*all)
+	err := r.list(func() error {
+		v, err := element()
+		if *all = append(*all, v); len(*all) > most {
+			err = errBounds
+		}
+		return err
+	})
+	return (*all)[from:len(*all):len(*all)], err
 }
 
 // small reads a number that is none of tokens or hashes. Below 0 it says nothing.
@@ -317,9 +289,6 @@ func wholePrefix(layers string) bool {
 // of all, and what names a picture or the like.
 func (d *Decoder) extra(e *draft) error {
 	keys := reader{raw: e.extraKeys}
-	if keys.null() {
-		return nil
-	}
 	first := len(d.extras)
 	err := keys.list(func() error {
 		from := keys.at

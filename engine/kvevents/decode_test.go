@@ -115,6 +115,30 @@ func TestEncodedIsDecoded(t *testing.T) {
 	}
 }
 
+// SGLang with EAGLE writes tokens in pairs with the next ones, and older versions of both
+// name an adapter by its number. Null is as good as nothing.
+func TestRareFieldsOfEvents(t *testing.T) {
+	payload, _ := msgpack.Marshal([]any{1.0, []any{
+		[]any{"BlockStored", []any{1, 2}, nil, []any{[]any{10, 11}, []any{11, 12}}, 1, nil, "GPU"},
+		[]any{"BlockStored", []any{3}, nil, []any{10}, 1, 7, "GPU"},
+		map[string]any{
+			"type": "BlockStored", "block_hashes": []any{4}, "parent_block_hash": 3, "token_ids": []any{13}, "block_size": 1,
+			"lora_id": nil, "lora_name": nil, "medium": nil, "locality": nil, "extra_keys": nil, "group_idx": nil, "metadata": nil, "cache_salt": nil, "kv_cache_spec_kind": nil,
+		},
+		map[string]any{"type": "BlockStored", "block_hashes": []any{5}, "parent_block_hash": nil, "token_ids": []any{14}, "block_size": 1, "locality": "REMOTE"},
+	}, nil})
+	want := []Event{
+		{Kind: Stored, Counts: true, Hashes: []uint64{1, 2}, BlockSize: 1, Tokens: []uint32{10, 11}},
+		{Kind: Stored, Counts: true, Hashes: []uint64{3}, BlockSize: 1, Tokens: []uint32{10}, Adapter: "#7"},
+		{Kind: Stored, Counts: true, Hashes: []uint64{4}, Parent: 3, HasParent: true, BlockSize: 1, Tokens: []uint32{13}},
+		{Kind: Stored, Hashes: []uint64{5}, BlockSize: 1, Tokens: []uint32{14}},
+	}
+	got, err := new(Decoder).Decode(payload)
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
+		t.Errorf("%v (-want +got)\n%s", err, diff)
+	}
+}
+
 // What is cut off, or not what a field is, makes the whole batch unreadable: half of
 // it could be a removal.
 func TestBrokenBatchesAreRefused(t *testing.T) {

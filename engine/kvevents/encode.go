@@ -77,7 +77,7 @@ func appendUint(b []byte, n uint64) []byte {
 	case n <= positiveFixEnd:
 		return append(b, byte(n))
 	case n <= math.MaxUint32:
-		return binary.BigEndian.AppendUint32(append(b, codeUint8+2), uint32(n))
+		return binary.BigEndian.AppendUint32(append(b, codeUint32), uint32(n))
 	default:
 		return binary.BigEndian.AppendUint64(append(b, codeUint64), n)
 	}

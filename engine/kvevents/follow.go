@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -24,14 +25,16 @@ type Sink interface {
 
 // A Follower follows an engine's events. Use New, then Run.
 type Follower struct {
-	cfg      Config
-	pub      place
-	replay   place // "" is its network where there is none
-	sink     Sink
-	log      *slog.Logger
-	counters counters
+	cfg    Config
+	pub    place
+	replay place // "" is its network where there is none
+	sink   Sink
+	log    *slog.Logger
 
 	replayEvery time.Duration // least time between two replays of a rank on one connection
+
+	mu    sync.Mutex
+	stats Stats
 }
 
 // New returns a follower that tells sink. It does not connect yet.
@@ -50,11 +53,15 @@ func New(cfg Config, sink Sink) (*Follower, error) {
 
 // Stats returns what has been counted.
 func (f *Follower) Stats() Stats {
-	c := &f.counters
-	return Stats{
-		Connected: c.connected.Load(), Batches: c.batches.Load(), Unknown: c.unknown.Load(), Unreadable: c.unreadable.Load(),
-		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Clears: c.clears.Load(),
-	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stats
+}
+
+func (f *Follower) count(book func(*Stats)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	book(&f.stats)
 }
 
 // Run follows until ctx is done, and returns after its goroutines, one for each
@@ -130,11 +137,11 @@ func pause(ctx context.Context, d time.Duration) {
 func (f *Follower) attend(ctx context.Context, s *stream, z *conn) bool {
 	defer z.Close()
 	defer context.AfterFunc(ctx, func() { z.Close() })()
-	f.counters.connected.Add(1)
-	defer f.counters.connected.Add(-1)
-	before := f.counters.batches.Load()
+	f.count(func(s *Stats) { s.Connected++ })
+	defer f.count(func(s *Stats) { s.Connected-- })
+	before := s.taken
 	err := s.attend(ctx, z)
-	published := f.counters.batches.Load() > before
+	published := s.taken > before
 	if ctx.Err() == nil && published {
 		f.log.Info("KV events broke off", "rank", s.rank, "err", err)
 	}
@@ -151,6 +158,7 @@ type stream struct {
 	next  uint64 // sequence number that is due
 	last  uint64 // hash of the payload before it: what shows that a replay is of the same life
 
+	taken    int    // batches
 	live     uint64 // last one published on this connection, plus one
 	replayed bool   // on this connection: what came by replay may come by the socket too
 	asked    time.Time
@@ -193,7 +201,7 @@ func (s *stream) take(ctx context.Context, seq uint64, payload []byte) {
 	case s.known && seq < s.next:
 		return // came by the replay
 	case s.known && seq > s.next:
-		s.f.counters.gaps.Add(1)
+		s.f.count(func(s *Stats) { s.Gaps++ })
 		if err := s.resync(ctx); err != nil {
 			s.f.log.Warn("KV events cannot be replayed", "rank", s.rank, "err", err)
 		}
@@ -225,7 +233,7 @@ func (s *stream) resync(ctx context.Context) error {
 		defer func() { s.asked = time.Now() }()
 	}
 	at := s.f.replay.rank(s.rank)
-	s.f.counters.replays.Add(1)
+	s.f.count(func(s *Stats) { s.Replays++ })
 	if s.known && s.next > 0 {
 		same := false
 		err := dialer(s.f.cfg.Dial).replay(ctx, at, s.next-1, func(seq uint64, payload []byte) error {
@@ -262,18 +270,25 @@ func (s *stream) resync(ctx context.Context) error {
 // apply takes in a batch whatever its number.
 func (s *stream) apply(seq uint64, payload []byte) {
 	s.known, s.next, s.last = true, seq+1, xxh3.Hash(payload)
+	s.taken++
 	events, err := s.decoder.Decode(payload)
-	s.f.counters.batches.Add(1)
+	unknown := 0
+	for i := range events {
+		if events[i].Kind == Unknown {
+			unknown++
+		}
+	}
+	s.f.count(func(s *Stats) {
+		s.Batches++
+		s.Unknown += int64(unknown)
+		if err != nil {
+			s.Unreadable++
+		}
+	})
 	if err != nil {
-		s.f.counters.unreadable.Add(1)
 		s.f.log.Warn("KV events are not as vLLM and SGLang write them", "rank", s.rank, "err", err)
 		s.clear("a batch that cannot be read")
 		return
-	}
-	for _, e := range events {
-		if e.Kind == Unknown {
-			s.f.counters.unknown.Add(1)
-		}
 	}
 	s.f.sink.Apply(s.rank, events)
 }
@@ -285,7 +300,7 @@ func (s *stream) lost(why string) {
 }
 
 func (s *stream) clear(why string) {
-	s.f.counters.clears.Add(1)
+	s.f.count(func(s *Stats) { s.Clears++ })
 	s.f.log.Warn("what was known of the engine's cache is dropped", "rank", s.rank, "reason", why)
 	s.f.sink.Clear(s.rank)
 }

@@ -21,7 +21,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync/atomic"
 )
 
 // A Config says where an engine publishes.
@@ -113,11 +112,6 @@ func (p place) rank(n int) place {
 	first, _ := strconv.Atoi(port)
 	p.addr = net.JoinHostPort(host, strconv.Itoa(first+n))
 	return p
-}
-
-// counters are what a Follower counts. Stats is what it tells.
-type counters struct {
-	connected, batches, unknown, unreadable, gaps, replays, clears atomic.Int64
 }
 
 // Stats says how following goes. All but Connected only grow.

@@ -11,62 +11,144 @@ import (
 
 // A reader reads msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md)
 // from memory. It allocates for texts alone, and never more than there is: a value
-// that announces more than is left is an error at once.
+// that announces more than is left is an error.
 type reader struct {
 	raw []byte
 	at  int
 }
 
+// A class is a kind of value, as far as it matters how one is read.
+type class uint8
+
+const (
+	classNone class = iota
+	classNull
+	classScalar // nothing that is read here: booleans, floats, extensions
+	classUnsigned
+	classSigned
+	classBytes
+	classText
+	classArray
+	classMap
+)
+
+// A head says how many bytes follow a code: of the value itself or, where it is counted,
+// of the number of its bytes, elements or members.
+type head struct {
+	class   class
+	size    int
+	counted bool
+}
+
+// heads are those of the codes from c0 to df.
+var heads = [32]head{
+	{classNull, 0, false},
+	{},
+	{classScalar, 0, false},
+	{classScalar, 0, false}, // nil, none, false, true
+	{classBytes, 1, true},
+	{classBytes, 2, true},
+	{classBytes, 4, true},
+	{classScalar, 1, true},
+	{classScalar, 2, true},
+	{classScalar, 4, true}, // extensions, with a byte for their type
+	{classScalar, 4, false},
+	{classScalar, 8, false}, // floats
+	{classUnsigned, 1, false},
+	{classUnsigned, 2, false},
+	{classUnsigned, 4, false},
+	{classUnsigned, 8, false},
+	{classSigned, 1, false},
+	{classSigned, 2, false},
+	{classSigned, 4, false},
+	{classSigned, 8, false},
+	{classScalar, 2, false},
+	{classScalar, 3, false},
+	{classScalar, 5, false},
+	{classScalar, 9, false},
+	{classScalar, 17, false}, // extensions of a fixed size
+	{classText, 1, true},
+	{classText, 2, true},
+	{classText, 4, true},
+	{classArray, 2, true},
+	{classArray, 4, true},
+	{classMap, 2, true},
+	{classMap, 4, true},
+}
+
+// The other codes are values, or a class with a number in their low bits. Those with a
+// name here are written too.
+const (
+	positiveFixEnd                = 0x7f
+	fixMap, fixArray, fixStr      = 0x80, 0x90, 0xa0
+	codeNil, negativeFix          = 0xc0, 0xe0
+	codeFloat64                   = 0xcb
+	codeUint32, codeUint64        = 0xce, 0xcf
+	codeStr32, codeArray32        = 0xdb, 0xdd
+	codeExt8, codeExt32      byte = 0xc7, 0xc9
+)
+
+const maxNesting = 16
+
 var errShort = errors.New("msgpack: it is cut off")
+
+func classOf(code byte) class {
+	switch {
+	case code <= positiveFixEnd:
+		return classUnsigned
+	case code < fixArray:
+		return classMap
+	case code < fixStr:
+		return classArray
+	case code < codeNil:
+		return classText
+	case code >= negativeFix:
+		return classSigned
+	}
+	return heads[code-codeNil].class
+}
+
+// next is the class of the next value.
+func (r *reader) next() class {
+	if r.at >= len(r.raw) {
+		return classNone
+	}
+	return classOf(r.raw[r.at])
+}
+
+// header reads the code of the next value and, where it is counted, how many bytes,
+// elements or members it has: else n is how many bytes of it follow.
+func (r *reader) header() (code byte, n uint64, err error) {
+	if r.at >= len(r.raw) {
+		return 0, 0, errShort
+	}
+	code = r.raw[r.at]
+	r.at++
+	switch {
+	case code <= positiveFixEnd, code >= negativeFix:
+		return code, 0, nil
+	case code < fixStr:
+		return code, uint64(code & 0x0f), nil
+	case code < codeNil:
+		return code, uint64(code & 0x1f), nil
+	}
+	h := heads[code-codeNil]
+	if h.class == classNone {
+		return code, 0, wrong(code, "one of msgpack's types")
+	}
+	if !h.counted {
+		return code, uint64(h.size), nil
+	}
+	n, err = r.number(h.size)
+	if code >= codeExt8 && code <= codeExt32 {
+		n++
+	}
+	return code, n, err
+}
 
 func wrong(code byte, want string) error {
 	return fmt.Errorf("msgpack: a value of type %#x, where %s is due", code, want)
 }
-
-// The codes that are single. Those of fixed values, strings, arrays and maps hold a
-// number in their low bits.
-const (
-	codeNil                          = 0xc0
-	codeBin8, codeBin32              = 0xc4, 0xc6
-	codeExt8, codeExt32              = 0xc7, 0xc9
-	codeFloat32, codeFloat64         = 0xca, 0xcb
-	codeUint8, codeUint64            = 0xcc, 0xcf
-	codeInt8, codeInt64              = 0xd0, 0xd3
-	codeFixExt1, codeFixExt16        = 0xd4, 0xd8
-	codeStr8, codeStr32              = 0xd9, 0xdb
-	codeArray16, codeArray32         = 0xdc, 0xdd
-	codeMap16, codeMap32             = 0xde, 0xdf
-	fixMap, fixArray, fixStr         = 0x80, 0x90, 0xa0
-	fixMapEnd, fixArrayEnd           = 0x8f, 0x9f
-	fixStrEnd                        = 0xbf
-	positiveFixEnd, negativeFix      = 0x7f, 0xe0
-	maxNesting                       = 16
-	codeFalse, codeTrue         byte = 0xc2, 0xc3
-)
-
-func isMap(c byte) bool {
-	return c >= fixMap && c <= fixMapEnd || c == codeMap16 || c == codeMap32
-}
-
-func isArray(c byte) bool {
-	return c >= fixArray && c <= fixArrayEnd || c == codeArray16 || c == codeArray32
-}
-
-func isText(c byte) bool {
-	return c >= fixStr && c <= fixStrEnd || c >= codeStr8 && c <= codeStr32
-}
-
-func isBytes(c byte) bool { return c >= codeBin8 && c <= codeBin32 }
-
-// peek returns the code of the next value, 0xc1, which is none, at the end.
-func (r *reader) peek() byte {
-	if r.at >= len(r.raw) {
-		return 0xc1
-	}
-	return r.raw[r.at]
-}
-
-func (r *reader) null() bool { return r.peek() == codeNil }
 
 // take returns the next n bytes.
 func (r *reader) take(n uint64) ([]byte, error) {
@@ -81,37 +163,30 @@ func (r *reader) take(n uint64) ([]byte, error) {
 // number reads a big-endian one of so many bytes.
 func (r *reader) number(size int) (uint64, error) {
 	b, err := r.take(uint64(size))
-	if err != nil {
-		return 0, err
-	}
 	var whole [8]byte
-	copy(whole[8-size:], b)
-	return binary.BigEndian.Uint64(whole[:]), nil
+	copy(whole[8-len(b):], b)
+	return binary.BigEndian.Uint64(whole[:]), err
 }
 
 // integer reads one as 64 bits, of which negative says how they count.
 func (r *reader) integer() (bits uint64, negative bool, err error) {
-	c := r.peek()
+	code, n, err := r.header()
+	kind := classOf(code)
 	switch {
-	case c <= positiveFixEnd:
-		r.at++
-		return uint64(c), false, nil
-	case c >= negativeFix:
-		r.at++
-		return uint64(int64(int8(c))), true, nil
-	case c >= codeUint8 && c <= codeUint64:
-		r.at++
-		bits, err = r.number(1 << (c - codeUint8))
-		return bits, false, err
-	case c >= codeInt8 && c <= codeInt64:
-		r.at++
-		size := 1 << (c - codeInt8)
-		bits, err = r.number(size)
-		shift := 64 - 8*size
-		signed := int64(bits<<shift) >> shift
-		return uint64(signed), signed < 0, err
+	case err != nil:
+		return 0, false, err
+	case kind != classUnsigned && kind != classSigned:
+		return 0, false, wrong(code, "an integer")
+	case n == 0:
+		return uint64(int64(int8(code))), kind == classSigned, nil
 	}
-	return 0, false, wrong(c, "an integer")
+	bits, err = r.number(int(n))
+	if kind == classUnsigned {
+		return bits, false, err
+	}
+	shift := 64 - 8*n
+	wide := int64(bits<<shift) >> shift
+	return uint64(wide), wide < 0, err
 }
 
 // count reads an integer from 0 to a limit.
@@ -125,72 +200,24 @@ func (r *reader) count(limit uint64) (uint64, error) {
 
 // text reads a string; null is the empty one.
 func (r *reader) text() (string, error) {
-	c := r.peek()
-	if c == codeNil {
-		r.at++
-		return "", nil
+	code, n, err := r.header()
+	if kind := classOf(code); err == nil && kind != classText && kind != classNull {
+		err = wrong(code, "a text")
 	}
-	if !isText(c) {
-		return "", wrong(c, "a text")
+	if err != nil {
+		return "", err
 	}
-	b, err := r.blob()
+	b, err := r.take(n)
 	return string(b), err
 }
 
-// blob reads a string's bytes, or bytes.
-func (r *reader) blob() ([]byte, error) {
-	c := r.peek()
-	r.at++
-	var n uint64
-	var err error
-	switch {
-	case c >= fixStr && c <= fixStrEnd:
-		n = uint64(c - fixStr)
-	case c >= codeStr8 && c <= codeStr32:
-		n, err = r.number(1 << (c - codeStr8))
-	default:
-		n, err = r.number(1 << (c - codeBin8))
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r.take(n)
-}
-
-// array reads the header of an array; null is an empty one.
-func (r *reader) array() (n uint64, err error) {
-	c := r.peek()
-	if c != codeNil && !isArray(c) {
-		return 0, wrong(c, "an array")
-	}
-	r.at++
-	switch {
-	case c == codeNil:
-	case c <= fixArrayEnd:
-		n = uint64(c - fixArray)
-	default:
-		n, err = r.number(2 << (c - codeArray16))
-	}
-	return n, err
-}
-
-// mapping reads the header of a map.
-func (r *reader) mapping() (n uint64, err error) {
-	c := r.peek()
-	if !isMap(c) {
-		return 0, wrong(c, "a map")
-	}
-	r.at++
-	if c <= fixMapEnd {
-		return uint64(c - fixMap), nil
-	}
-	return r.number(2 << (c - codeMap16))
-}
-
 // list calls each for the elements of an array, of which it has to read one at a
-// time.
+// time; null is an empty one.
 func (r *reader) list(each func() error) error {
-	n, err := r.array()
+	code, n, err := r.header()
+	if kind := classOf(code); err == nil && kind != classArray && kind != classNull {
+		err = wrong(code, "an array")
+	}
 	for ; err == nil && n > 0; n-- {
 		err = each()
 	}
@@ -200,40 +227,41 @@ func (r *reader) list(each func() error) error {
 // members calls each for the members of a map, of which it has to read the value.
 // Those whose name is no text are skipped.
 func (r *reader) members(each func(name string) error) error {
-	n, err := r.mapping()
+	code, n, err := r.header()
+	if err == nil && classOf(code) != classMap {
+		err = wrong(code, "a map")
+	}
 	for ; err == nil && n > 0; n-- {
-		if !isText(r.peek()) {
+		if r.next() != classText {
 			if err = r.skip(0); err == nil {
 				err = r.skip(0)
 			}
 			continue
 		}
-		var name []byte
-		if name, err = r.blob(); err == nil {
-			err = each(string(name))
+		var name string
+		if name, err = r.text(); err == nil {
+			err = each(name)
 		}
 	}
 	return err
 }
 
 // skip passes over a value, which is not nested deeper than any that engines write.
-func (r *reader) skip(depth int) (err error) {
-	c := r.peek()
-	var n uint64
-	switch {
-	case isArray(c):
-		n, err = r.array()
-	case isMap(c):
-		n, err = r.mapping()
-		n *= 2
-	case isText(c), isBytes(c):
-		_, err = r.blob()
+func (r *reader) skip(depth int) error {
+	code, n, err := r.header()
+	if err != nil {
 		return err
-	default:
-		return r.skipScalar(c)
 	}
-	if err == nil && depth == maxNesting {
-		err = errBounds
+	switch classOf(code) {
+	case classMap:
+		n *= 2
+	case classArray:
+	default:
+		_, err = r.take(n)
+		return err
+	}
+	if depth == maxNesting {
+		return errBounds
 	}
 	for ; err == nil && n > 0; n-- {
 		err = r.skip(depth + 1)
@@ -241,62 +269,39 @@ func (r *reader) skip(depth int) (err error) {
 	return err
 }
 
-func (r *reader) skipScalar(c byte) (err error) {
-	if r.at == len(r.raw) {
-		return errShort
-	}
-	r.at++
-	size := uint64(0)
-	switch {
-	case c <= positiveFixEnd, c >= negativeFix, c == codeNil, c == codeFalse, c == codeTrue:
-	case c == codeFloat32, c == codeFloat64:
-		size = 4 << (c - codeFloat32)
-	case c >= codeUint8 && c <= codeUint64:
-		size = 1 << (c - codeUint8)
-	case c >= codeInt8 && c <= codeInt64:
-		size = 1 << (c - codeInt8)
-	case c >= codeFixExt1 && c <= codeFixExt16:
-		size = 1 + 1<<(c-codeFixExt1)
-	case c >= codeExt8 && c <= codeExt32:
-		size, err = r.number(1 << (c - codeExt8))
-		size++
-	default:
-		return wrong(c, "one of msgpack's types")
-	}
-	if err == nil {
-		_, err = r.take(size)
-	}
-	return err
-}
-
 // hash reads the engine's name of a block. An integer's sign makes no difference: the
 // same 64 bits are written with one by some and without by others.
 func (r *reader) hash() (uint64, error) {
-	if c := r.peek(); isBytes(c) || isText(c) {
-		b, err := r.blob()
-		return xxh3.Hash(b), err
+	if kind := r.next(); kind != classText && kind != classBytes {
+		bits, _, err := r.integer()
+		return bits, err
 	}
-	bits, _, err := r.integer()
-	return bits, err
+	_, n, err := r.header()
+	if err != nil {
+		return 0, err
+	}
+	b, err := r.take(n)
+	return xxh3.Hash(b), err
 }
 
 // token reads the id of a token, or a pair of them, of which the first is meant.
-func (r *reader) token() (uint32, error) {
-	pair := isArray(r.peek())
-	if pair {
-		n, err := r.array()
-		if err == nil && n != 2 {
-			err = fmt.Errorf("a token that is an array of %d", n)
-		}
-		if err != nil {
-			return 0, err
-		}
+func (r *reader) token() (id uint32, err error) {
+	if r.next() != classArray {
+		n, err := r.count(math.MaxUint32)
+		return uint32(n), err
 	}
-	id, err := r.count(math.MaxUint32)
-	if err == nil && pair {
-		_, err = r.count(math.MaxUint32)
+	read := 0
+	err = r.list(func() error {
+		n, err := r.count(math.MaxUint32)
+		if read++; read == 1 {
+			id = uint32(n)
+		}
+		return err
+	})
+	if err == nil && read != 2 {
+		err = fmt.Errorf("a token that is an array of %d", read)
 	}
-	return uint32(id), err
+	return id, err
 }
 
 // texts reads a string or the strings of an array, and whether there was nothing
@@ -304,7 +309,7 @@ func (r *reader) token() (uint32, error) {
 func (r *reader) texts() (texts []string, only bool, err error) {
 	only = true
 	element := func() error {
-		if !isText(r.peek()) {
+		if r.next() != classText {
 			only = false
 			return r.skip(1)
 		}
@@ -312,7 +317,7 @@ func (r *reader) texts() (texts []string, only bool, err error) {
 		texts = append(texts, s)
 		return err
 	}
-	if c := r.peek(); c == codeNil || isArray(c) {
+	if kind := r.next(); kind == classNull || kind == classArray {
 		err = r.list(element)
 	} else {
 		err = element()
