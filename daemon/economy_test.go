@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hearsay-project/hearsay/dialect"
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/builtin"
 	"github.com/hearsay-project/hearsay/route"
@@ -326,11 +327,32 @@ func chatAfterRules(question string) string {
 	return string(body)
 }
 
+// afterRules are requests in each API whose prompts begin alike.
+var afterRules = map[string]func(question string) string{
+	"/v1/completions":      completionAfterRules,
+	"/v1/chat/completions": chatAfterRules,
+	"/v1/messages":         quoted(`{"model":"m","max_tokens":1,"temperature":0,"system":%q,"messages":[{"role":"user","content":%q}]}`),
+	"/v1/responses":        quoted(`{"model":"m","max_output_tokens":1,"temperature":0,"instructions":%q,"input":%q}`),
+	"/completion":          quoted(`{"n_predict":1,"temperature":0,"prompt":%q}`),
+	"/generate":            quoted(`{"sampling_params":{"max_new_tokens":1,"temperature":0},"text":%q}`),
+	"/api/chat":            quoted(`{"model":"m","stream":false,"options":{"num_predict":1,"temperature":0},"messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`),
+	"/api/generate":        quoted(`{"model":"m","stream":false,"options":{"num_predict":1,"temperature":0},"system":%q,"prompt":%q}`),
+}
+
+func quoted(format string) func(string) string {
+	return func(question string) string {
+		if strings.Count(format, "%q") == 1 {
+			return fmt.Sprintf(format, rules+question)
+		}
+		return fmt.Sprintf(format, rules, question)
+	}
+}
+
 // A prefix for which a request was forwarded is computed at home while the engine is
 // idle: the next request for it is served there, and finds what it was promised. It
 // is no client's request, and counted as none.
 func TestWarming(t *testing.T) {
-	for path, body := range map[string]func(string) string{"/v1/completions": completionAfterRules, "/v1/chat/completions": chatAfterRules} {
+	for path, body := range afterRules {
 		for _, off := range []bool{false, true} {
 			t.Run(fmt.Sprint(path, " off ", off), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
@@ -350,9 +372,12 @@ func TestWarming(t *testing.T) {
 						return
 					}
 					promised, _ := strconv.Atoi(r.header.Get(expectedHeader))
-					u := usageOf(r.body)
-					if r.header.Get(nodeHeader) != "n1" || promised < 100 || u.Details.Cached < promised-32 { // a page that is not full, and what a promise in tokens is off
-						t.Errorf("served by %s with %d of %d tokens cached, %d promised: %s", r.header.Get(nodeHeader), u.Details.Cached, u.Prompt, promised, r.header.Get(reasonHeader))
+					at, _ := dialect.Lookup(path)
+					scanner := dialect.NewScanner(at, r.header.Get)
+					_, _ = scanner.Write(r.body)
+					u, _ := scanner.Usage()
+					if r.header.Get(nodeHeader) != "n1" || promised < 100 || u.Cached < promised-32 { // a page that is not full, and what a promise in tokens is off
+						t.Errorf("served by %s with %d of %d tokens cached, %d promised: %s", r.header.Get(nodeHeader), u.Cached, u.Prompt, promised, r.header.Get(reasonHeader))
 					}
 					if e.WarmedPrefixes != 1 || e.WarmedTokens < 100 || c.nodes["n1"].Status().Here.Requests != 2 {
 						t.Errorf("%+v; %d requests served", e, c.nodes["n1"].Status().Here.Requests)

@@ -37,11 +37,6 @@ type warming struct {
 
 // mayWarm says whether q's body is held until its answer has ended, for its prefix.
 func (d *Daemon) mayWarm(q *request, decision node.Decision) bool {
-	switch q.endpoint.Dialect {
-	case dialect.Chat, dialect.Completion, dialect.LlamaCompletion:
-	default:
-		return false
-	}
 	return d.cfg.Node.Policy == route.Policy(route.Economic{}) && !d.cfg.Node.NoWarming && q.flight != nil && q.hop == "" &&
 		!decision.Self && q.read.Replayable && 0 < len(q.body) && len(q.body) <= warmBodyMax
 }
@@ -160,6 +155,9 @@ func (d *Daemon) askForPrefix(job *warming) (out node.Outcome, err error) {
 		return out, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if e.Dialect == dialect.Messages {
+		req.Header.Set(anthropicVersionHeader, "2023-06-01")
+	}
 	d.authorize(req.Header)
 	resp, err := d.cfg.Engine.RoundTrip(req)
 	if err != nil {

@@ -189,12 +189,16 @@ func (p *prompt) items(v value) {
 		return
 	}
 	for item := range p.elements(v) {
-		if p.member(item, "role").given() {
-			p.message(item)
-			continue
-		}
-		p.text = p.appendCanonical(appendMessage(p.text, string(p.str(p.member(item, "type")))), item)
+		p.item(item)
 	}
+}
+
+func (p *prompt) item(v value) {
+	if p.member(v, "role").given() {
+		p.message(v)
+		return
+	}
+	p.text = p.appendCanonical(appendMessage(p.text, string(p.str(p.member(v, "type")))), v)
 }
 
 // media names images, recordings and films that stand in a list, or alone.
