@@ -70,25 +70,27 @@ func randomRequest(rng *rand.Rand) (e Endpoint, request map[string]any, head int
 		request["prompt"], request["system"], request["raw"] = words(1+rng.IntN(60)), words(rng.IntN(60)), rng.IntN(2) == 0
 		request["context"], request["template"] = []int{1, 2, 3}, words(rng.IntN(5))
 	default:
-		name := map[Dialect]string{Generate: "text"}[e.Dialect]
-		if name == "" {
-			name = "prompt"
-		}
 		head = 0
-		if rng.IntN(2) == 1 {
-			request[name] = words(1 + rng.IntN(200))
-			break
-		}
-		if name == "text" {
-			name = "input_ids"
-		}
-		ids := []int{}
-		for range 1 + rng.IntN(100) {
-			ids = append(ids, rng.IntN(1<<17))
-		}
-		request[name] = ids
+		plainPrompt(rng, request, e.Dialect, words)
 	}
 	return e, request, head
+}
+
+// plainPrompt adds a prompt without roles, a text or token ids.
+func plainPrompt(rng *rand.Rand, request map[string]any, d Dialect, words func(int) string) {
+	text, ids := "prompt", "prompt"
+	if d == Generate {
+		text, ids = "text", "input_ids"
+	}
+	if rng.IntN(2) == 1 {
+		request[text] = words(1 + rng.IntN(200))
+		return
+	}
+	list := []int{}
+	for range 1 + rng.IntN(100) {
+		list = append(list, rng.IntN(1<<17))
+	}
+	request[ids] = list
 }
 
 func asList(v any) []any {
