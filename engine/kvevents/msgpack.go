@@ -41,51 +41,41 @@ type head struct {
 }
 
 // heads are those of the codes from c0 to df.
-var heads = [32]head{
-	{classNull, 0, false},
-	{},
-	{classScalar, 0, false},
-	{classScalar, 0, false}, // nil, none, false, true
-	{classBytes, 1, true},
-	{classBytes, 2, true},
-	{classBytes, 4, true},
-	{classScalar, 1, true},
-	{classScalar, 2, true},
-	{classScalar, 4, true}, // extensions, with a byte for their type
-	{classScalar, 4, false},
-	{classScalar, 8, false}, // floats
-	{classUnsigned, 1, false},
-	{classUnsigned, 2, false},
-	{classUnsigned, 4, false},
-	{classUnsigned, 8, false},
-	{classSigned, 1, false},
-	{classSigned, 2, false},
-	{classSigned, 4, false},
-	{classSigned, 8, false},
-	{classScalar, 2, false},
-	{classScalar, 3, false},
-	{classScalar, 5, false},
-	{classScalar, 9, false},
-	{classScalar, 17, false}, // extensions of a fixed size
-	{classText, 1, true},
-	{classText, 2, true},
-	{classText, 4, true},
-	{classArray, 2, true},
-	{classArray, 4, true},
-	{classMap, 2, true},
-	{classMap, 4, true},
-}
+var heads = func() (all [32]head) {
+	for _, run := range []struct {
+		first   byte
+		class   class
+		sizes   []int
+		counted bool
+	}{
+		{0xc0, classNull, []int{0}, false},
+		{0xc2, classScalar, []int{0, 0}, false}, // false, true
+		{0xc4, classBytes, []int{1, 2, 4}, true},
+		{0xc7, classScalar, []int{1, 2, 4}, true}, // extensions, whose type is one more byte
+		{0xca, classScalar, []int{4, 8}, false},   // floats
+		{0xcc, classUnsigned, []int{1, 2, 4, 8}, false},
+		{0xd0, classSigned, []int{1, 2, 4, 8}, false},
+		{0xd4, classScalar, []int{2, 3, 5, 9, 17}, false}, // extensions of a fixed size
+		{0xd9, classText, []int{1, 2, 4}, true},
+		{0xdc, classArray, []int{2, 4}, true},
+		{0xde, classMap, []int{2, 4}, true},
+	} {
+		for i, size := range run.sizes {
+			all[int(run.first-codeNil)+i] = head{run.class, size, run.counted}
+		}
+	}
+	return all
+}()
 
 // The other codes are values, or a class with a number in their low bits. Those with a
 // name here are written too.
 const (
-	positiveFixEnd                = 0x7f
-	fixMap, fixArray, fixStr      = 0x80, 0x90, 0xa0
-	codeNil, negativeFix          = 0xc0, 0xe0
-	codeFloat64                   = 0xcb
-	codeUint32, codeUint64        = 0xce, 0xcf
-	codeStr32, codeArray32        = 0xdb, 0xdd
-	codeExt8, codeExt32      byte = 0xc7, 0xc9
+	positiveFixEnd           = 0x7f
+	fixMap, fixArray, fixStr = 0x80, 0x90, 0xa0
+	codeNil, negativeFix     = 0xc0, 0xe0
+	codeFloat64              = 0xcb
+	codeUint32, codeUint64   = 0xce, 0xcf
+	codeStr32, codeArray32   = 0xdb, 0xdd
 )
 
 const maxNesting = 16
@@ -140,7 +130,7 @@ func (r *reader) header() (code byte, n uint64, err error) {
 		return code, uint64(h.size), nil
 	}
 	n, err = r.number(h.size)
-	if code >= codeExt8 && code <= codeExt32 {
+	if h.class == classScalar {
 		n++
 	}
 	return code, n, err
@@ -148,6 +138,15 @@ func (r *reader) header() (code byte, n uint64, err error) {
 
 func wrong(code byte, want string) error {
 	return fmt.Errorf("msgpack: a value of type %#x, where %s is due", code, want)
+}
+
+// begin reads the header of a value of this class; null is an empty one.
+func (r *reader) begin(due class, what string) (n uint64, err error) {
+	code, n, err := r.header()
+	if got := classOf(code); err == nil && got != due && got != classNull {
+		err = wrong(code, what)
+	}
+	return n, err
 }
 
 // take returns the next n bytes.
@@ -200,10 +199,7 @@ func (r *reader) count(limit uint64) (uint64, error) {
 
 // text reads a string; null is the empty one.
 func (r *reader) text() (string, error) {
-	code, n, err := r.header()
-	if kind := classOf(code); err == nil && kind != classText && kind != classNull {
-		err = wrong(code, "a text")
-	}
+	n, err := r.begin(classText, "a text")
 	if err != nil {
 		return "", err
 	}
@@ -212,12 +208,9 @@ func (r *reader) text() (string, error) {
 }
 
 // list calls each for the elements of an array, of which it has to read one at a
-// time; null is an empty one.
+// time.
 func (r *reader) list(each func() error) error {
-	code, n, err := r.header()
-	if kind := classOf(code); err == nil && kind != classArray && kind != classNull {
-		err = wrong(code, "an array")
-	}
+	n, err := r.begin(classArray, "an array")
 	for ; err == nil && n > 0; n-- {
 		err = each()
 	}
@@ -227,10 +220,7 @@ func (r *reader) list(each func() error) error {
 // members calls each for the members of a map, of which it has to read the value.
 // Those whose name is no text are skipped.
 func (r *reader) members(each func(name string) error) error {
-	code, n, err := r.header()
-	if err == nil && classOf(code) != classMap {
-		err = wrong(code, "a map")
-	}
+	n, err := r.begin(classMap, "a map")
 	for ; err == nil && n > 0; n-- {
 		if r.next() != classText {
 			if err = r.skip(0); err == nil {
