@@ -34,7 +34,7 @@ type events struct {
 	prompts  chan uncut
 
 	cut, dropped atomic.Int64 // prompts
-	none         time.Time    // until when the engine is not asked for tokens; of the goroutine that asks
+	texts, chats tokenizer
 }
 
 // uncut is a prompt that is to be cut into tokens.
@@ -179,50 +179,90 @@ func (e *events) cutPrompts(ctx context.Context) {
 }
 
 func (e *events) cutPrompt(ctx context.Context, p uncut) {
-	if time.Now().Before(e.none) {
-		e.dropped.Add(1)
-		return
-	}
-	ids, weights, err := e.tokens(ctx, p.endpoint, p.body)
-	if errors.Is(err, errNoTokenizer) {
-		e.none = time.Now().Add(tokenizeRetry)
-		e.d.sayOnce("tokenize", func() {
-			e.d.log.Warn("the engine does not cut prompts into tokens: its KV events cannot be linked to them", "err", err,
-				"remedy", "update it to a version with POST /tokenize")
-		})
-	}
+	ids, weights, err := e.tokens(ctx, p)
 	if err != nil {
 		e.dropped.Add(1)
 		e.d.log.Debug("no tokens of a prompt", "err", err)
 		return
 	}
 	e.cut.Add(1)
-	names := e.cache.Names(p.space, ids)
-	// With vLLM an adapter is a model, which its events name.
-	if adapted := e.cache.Names(kvevents.Space{Adapter: p.model, Salt: p.space.Salt}, ids); e.cache.Match(adapted) > 0 {
-		names = adapted
-	}
+	names := e.cache.Names(e.space(p), ids)
 	e.memo.Learn(kvevents.Prompt{Chain: p.chain, Bytes: p.bytes, Names: names, Tokens: len(ids), BlockSize: e.cache.BlockSize(), Weights: weights})
 }
 
+// space is that of a prompt's blocks. With vLLM an adapter is a model, which its events
+// name.
+func (e *events) space(p uncut) (s kvevents.Space) {
+	s = p.space
+	e.d.locked(func(time.Time, *node.Node) {
+		for _, m := range e.d.health.models {
+			if m.id == p.model && m.parent != "" {
+				s.Adapter = m.id
+			}
+		}
+	})
+	return s
+}
+
 var (
-	errNoTokenizer = errors.New("the engine has no /tokenize")
+	errNoTokenizer = errors.New("the engine has no /tokenize for it")
 	errNoPrompt    = errors.New("it is not known of what tokens the engine makes its prompt")
 )
 
-// tokens asks the engine for those of a request's prompt. The weights are the lengths
-// of the tokens' texts, of an engine that shows them; nil else.
-func (e *events) tokens(ctx context.Context, at dialect.Endpoint, body []byte) (ids []uint32, weights []int, err error) {
+// tokens asks the engine for those of a prompt. The weights are the lengths of the
+// tokens' texts, of an engine that shows them; nil else.
+func (e *events) tokens(ctx context.Context, p uncut) (ids []uint32, weights []int, err error) {
 	var kind probe.Kind
 	e.d.locked(func(time.Time, *node.Node) { kind = e.d.insight.facts.Kind })
-	ask, ids := dialect.Tokenize(at, body, kind == probe.SGLang)
-	if ask != nil {
-		return e.tokenize(ctx, ask)
+	ask, ids := dialect.Tokenize(p.endpoint, p.body, kind == probe.SGLang)
+	switch {
+	case len(ids) > 0:
+		return ids, nil, nil
+	case ask == nil:
+		return nil, nil, errNoPrompt
 	}
-	if len(ids) == 0 {
-		err = errNoPrompt
+	of := &e.chats
+	switch p.endpoint.Dialect {
+	case dialect.Completion, dialect.Generate, dialect.OllamaGenerate:
+		of = &e.texts
 	}
-	return ids, nil, err
+	if time.Now().Before(of.none) {
+		return nil, nil, errNoTokenizer
+	}
+	ids, weights, err = e.tokenize(ctx, ask)
+	var status tokenizeStatus
+	if errors.As(err, &status) && (status.missing() || of == &e.chats && !of.known && status.unreadable()) {
+		of.none = time.Now().Add(tokenizeRetry)
+		e.d.sayOnce("tokenize", func() {
+			e.d.log.Warn("the engine does not cut prompts into tokens, or not those of chats: its KV events cannot be linked to them", "err", err,
+				"remedy", "update it to a version whose POST /tokenize takes a prompt, and messages")
+		})
+	}
+	of.known = of.known || err == nil
+	return ids, weights, err
+}
+
+// A tokenizer is what is known of the engine's, of texts or of chats: SGLang's has not
+// always taken both. It is for the goroutine that asks.
+type tokenizer struct {
+	known bool      // it has answered
+	none  time.Time // until when it is not asked
+}
+
+// A tokenizeStatus is that of a question for tokens.
+type tokenizeStatus int
+
+func (s tokenizeStatus) Error() string {
+	return fmt.Sprintf("the engine answers /tokenize with status %d", int(s))
+}
+
+func (s tokenizeStatus) missing() bool {
+	return s == http.StatusNotFound || s == http.StatusMethodNotAllowed || s == http.StatusNotImplemented
+}
+
+// unreadable may be the prompt's fault, or that of an engine that reads none of its kind.
+func (s tokenizeStatus) unreadable() bool {
+	return s == http.StatusBadRequest || s == http.StatusUnprocessableEntity
 }
 
 func (e *events) tokenize(ctx context.Context, ask []byte) (ids []uint32, weights []int, err error) {
@@ -239,12 +279,8 @@ func (e *events) tokenize(ctx context.Context, ask []byte) (ids []uint32, weight
 		return nil, nil, fmt.Errorf("ask the engine for tokens: %w", err)
 	}
 	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
-		return nil, nil, errNoTokenizer
-	default:
-		return nil, nil, fmt.Errorf("the engine answers /tokenize with status %d", resp.StatusCode)
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil, tokenizeStatus(resp.StatusCode)
 	}
 	var said struct {
 		Tokens []uint32 `json:"tokens"`

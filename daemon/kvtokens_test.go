@@ -1,13 +1,16 @@
 package daemon
 
 import (
-	"errors"
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,13 +18,14 @@ import (
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/engine/kvevents"
+	"github.com/hearsay-project/hearsay/prefix"
 )
 
 // The engine is asked for a prompt's tokens with its key and what shows in the prompt.
 // What needs no asking, or cannot be known, is not asked.
 func TestTokensAreAskedFor(t *testing.T) {
 	asked, answer, status := "", `{"tokens":[1,2,3],"token_strs":["Ġa","<s>","é"]}`, http.StatusOK
-	d := &Daemon{log: slog.New(slog.DiscardHandler)}
+	d := &Daemon{log: slog.New(slog.DiscardHandler), insight: insight{said: map[string]bool{}}}
 	d.cfg.EngineKey = "sk-engine"
 	d.cfg.Engine = engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -45,7 +49,7 @@ func TestTokensAreAskedFor(t *testing.T) {
 	} {
 		asked = ""
 		at, _ := dialect.Lookup(tc.path)
-		ids, weights, err := e.tokens(t.Context(), at, []byte(tc.body))
+		ids, weights, err := e.tokens(t.Context(), uncut{endpoint: at, body: []byte(tc.body)})
 		got := fmt.Sprint(ids, " ", weights)
 		if err != nil {
 			got += " " + err.Error()
@@ -57,18 +61,20 @@ func TestTokensAreAskedFor(t *testing.T) {
 	for _, tc := range []struct {
 		status int
 		answer string
-		none   bool
+		none   bool // no tokenizer is thought to be there
 	}{
 		{404, "", true},
 		{501, "", true},
 		{400, "", false},
+		{500, "", false},
 		{200, `{"tokens":[]}`, false},
 		{200, `{"tokens":[-1]}`, false},
 		{200, `{"tokens":`, false},
 	} {
-		status, answer = tc.status, tc.answer
-		if ids, _, err := e.tokens(t.Context(), dialect.Endpoint{Dialect: dialect.Completion}, []byte(`{"prompt":"a"}`)); err == nil || errors.Is(err, errNoTokenizer) != tc.none {
-			t.Errorf("status %d, %s: %v, %v", tc.status, tc.answer, ids, err)
+		status, answer, e.texts = tc.status, tc.answer, tokenizer{}
+		p := uncut{endpoint: dialect.Endpoint{Dialect: dialect.Completion}, body: []byte(`{"prompt":"a"}`)}
+		if ids, _, err := e.tokens(t.Context(), p); err == nil || e.texts.none.IsZero() == tc.none {
+			t.Errorf("status %d, %s: %v, %v, %+v", tc.status, tc.answer, ids, err, e.texts)
 		}
 	}
 }
@@ -99,6 +105,71 @@ func TestEngineWithoutTokenizer(t *testing.T) {
 			t.Errorf("%d promised, %d found", expected, found)
 		}
 	})
+}
+
+// An engine whose tokenizer takes no chats, as SGLang's before 2026, is asked for the
+// tokens of one once a minute at most, and is told of once; texts are linked.
+func TestTokenizerWithoutChats(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var log bytes.Buffer
+		p := newPublishing(t, "sglang")
+		asked := 0
+		c := newCluster(t, 1, func(string) http.RoundTripper {
+			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				if r.URL.Path == "/tokenize" && bytes.Contains(body, []byte("messages")) {
+					asked++
+					http.Error(w, `{"message":"prompt: Field required"}`, http.StatusBadRequest)
+					return
+				}
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				p.ServeHTTP(w, r)
+			})}
+		}, p.follow, func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		})
+		time.Sleep(5 * time.Second)
+		for i := range 10 {
+			if i == 5 {
+				time.Sleep(tokenizeRetry)
+			}
+			chat := fmt.Sprintf(`{"messages":[{"role":"user","content":%q}],"max_tokens":1}`, topicQuestion(1, i))
+			if r := c.do(t.Context(), "n1", http.MethodPost, "/v1/chat/completions", chat); r.status != 200 {
+				t.Fatalf("%d %s", r.status, r.body)
+			}
+			promised(t, c, topicQuestion(2, i))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if s := c.nodes["n1"].Status().KVEvents; asked != 2 || s.Unlinked != 10 || s.Prompts != 10 || strings.Count(log.String(), "messages") != 1 {
+			t.Errorf("asked %d times, %+v\n%s", asked, *s, log.String())
+		}
+	})
+}
+
+// With vLLM an adapter is a model: its prompts are linked to the blocks that its events
+// name it in, from the first one on.
+func TestAdapterOfVLLM(t *testing.T) {
+	d := &Daemon{log: slog.New(slog.DiscardHandler)}
+	d.cfg.KVEvents = kvevents.Config{Endpoint: "tcp://h:1"}
+	e, err := newEvents(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.health.models = []model{{id: "base"}, {id: "sql", parent: "base"}}
+	ids := make([]uint32, 32)
+	for i, of := range []struct{ model, adapter string }{{"base", ""}, {"sql", "sql"}} {
+		chain := prefix.Chain{prefix.Hash(2*i + 1), prefix.Hash(2*i + 2)}
+		body, _ := json.Marshal(map[string]any{"model": of.model, "prompt": ids})
+		e.cutPrompt(t.Context(), uncut{
+			endpoint: dialect.Endpoint{Dialect: dialect.Completion}, body: body,
+			chain: chain, bytes: 2 * prefix.BlockBytes, model: of.model,
+		})
+		if got := e.memo.Evicted(e.cache.Names(kvevents.Space{Adapter: of.adapter}, ids)); !slices.Equal(got, chain) {
+			t.Errorf("of %s the end of its blocks takes %v, want %v", of.model, got, chain)
+		}
+	}
 }
 
 // An answer waits for its prompt's tokens for settleMax, however slow the engine's
