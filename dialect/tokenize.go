@@ -21,11 +21,15 @@ var templated = []string{
 // request_conversion.py and ollama/serving.py. Tokenize makes the same chat. Where the
 // two, or versions of one, make several of a request, or where tokens are not all that
 // there is - several prompts, media, tools that a server runs or that a response has,
-// redacted thoughts - it returns neither.
+// an effort, redacted thoughts - it returns neither.
 func Tokenize(e Endpoint, body []byte, sglang bool) (ask []byte, ids []uint32) {
 	c := conversation{sglang: sglang}
 	if c.parse(body) != nil || c.kind(c.root()) != '{' {
 		return nil, nil
+	}
+	// Some versions tell the template of it, and /tokenize takes none.
+	for _, effort := range []value{c.top("reasoning_effort"), c.member(c.top("output_config"), "effort"), c.member(c.top("reasoning"), "effort")} {
+		c.lost = c.lost || !c.null(effort)
 	}
 	switch e.Dialect {
 	case Completion:
@@ -187,7 +191,7 @@ func (c *conversation) result(id, content value) {
 
 // messages makes a chat of Anthropic's.
 func (c *conversation) messages() {
-	c.lost = c.sglang && !c.null(c.top("thinking")) // it sets what the template is given
+	c.lost = c.lost || c.sglang && !c.null(c.top("thinking")) // it sets what the template is given
 	c.system(c.top("system"))
 	for m := range c.elements(c.top("messages")) {
 		role, content := c.member(m, "role"), c.member(m, "content")
@@ -287,7 +291,7 @@ func (c *conversation) only(content value) value {
 // response makes a chat of a response's instructions and input. Tools are lost: in the
 // template each has members in an order of the engine's.
 func (c *conversation) response() {
-	c.lost = !c.empty(c.top("tools"))
+	c.lost = c.lost || !c.empty(c.top("tools"))
 	if v := c.top("instructions"); !c.empty(v) {
 		c.lost = c.lost || c.kind(v) != '"'
 		c.list = append(c.list, object(nil).with("role", []byte(`"system"`)).with("content", c.raw(v)).end())

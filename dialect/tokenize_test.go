@@ -38,6 +38,9 @@ var tokenized = []struct {
 	},
 	{"/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, "", ""},
 	{"/v1/chat/completions", `{"messages":[]}`, "", ""},
+	{"/v1/chat/completions", `{"messages":[` + saidHi + `],"reasoning_effort":"high"}`, "", ""},
+	{"/v1/messages", `{"messages":[` + saidHi + `],"output_config":{"effort":"high"}}`, "", ""},
+	{"/v1/responses", `{"input":"hi","reasoning":{"effort":"high"}}`, "", ""},
 	{"/v1/messages", `{"model":"m","max_tokens":9,"messages":[` + saidHi + `]}`, `{"model":"m","messages":[` + saidHi + `]}`, ""},
 	{
 		"/v1/messages", `{"system":"be kind","messages":[` + saidHi + `],"tools":[{"name":"search","description":"finds","input_schema":{"type":"object"}}]}`,
