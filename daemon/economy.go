@@ -22,7 +22,8 @@ type EconomyStatus struct {
 	Warming         bool `json:"warming"`
 	WarmedPrefixes  int  `json:"warmed_prefixes"`
 	WarmedTokens    int  `json:"warmed_tokens"`
-	WarmedGivenUp   int  `json:"warmed_given_up"`
+	WarmedGivenUp   int  `json:"warmed_given_up"`  // for clients' requests
+	WarmedFailed    int  `json:"warmed_failed"`    // at the engine
 	WarmedAllowance int  `json:"warmed_allowance"` // tokens that may be warmed now
 
 	Peers     []AccountStatus  `json:"peers"`
@@ -50,7 +51,7 @@ func (d *Daemon) economyStatus(now time.Time, n *node.Node) EconomyStatus {
 		Rate: e.Rate, Toll: e.Toll, BacklogMS: milliseconds(e.Backlog),
 		Flights: e.Flights, BouncedOff: e.Bounced, Bounced: d.bounces,
 		Warming: e.Warming, WarmedPrefixes: e.Warmed.Prefixes, WarmedTokens: e.Warmed.Tokens,
-		WarmedGivenUp: e.Warmed.Cancelled, WarmedAllowance: e.Allowance,
+		WarmedGivenUp: e.Warmed.Cancelled, WarmedFailed: e.Warmed.Failed, WarmedAllowance: e.Allowance,
 		Peers: []AccountStatus{}, Decisions: d.recent.status(now),
 	}
 	for _, a := range e.Accounts {

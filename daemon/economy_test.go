@@ -180,7 +180,7 @@ func TestClientsPromiseNothing(t *testing.T) {
 		go c.complete("n1", prompt("a", 500))
 		synctest.Wait()
 		r := c.send("n1", "/v1/completions", completionBody(prompt("b", 500), 1), http.Header{
-			hopHeader: {"n7"}, promiseHeader: {"tokens=1 within=1"}, reportHeader: {"took=1 backlog=1 shared=1 others=1"},
+			hopHeader: {"n7"}, promiseHeader: {"within=1"}, reportHeader: {"took=1 backlog=1 shared=1 others=1"},
 		})
 		if r.status != 200 || r.header.Get(hopsHeader) != "0" || r.header.Get(reportHeader) != "" {
 			t.Errorf("%d %v", r.status, r.header)
@@ -404,7 +404,7 @@ func TestWarmingThatFails(t *testing.T) {
 			t.Fatalf("served by %s", r.header.Get(nodeHeader))
 		}
 		time.Sleep(10 * time.Second)
-		if e := c.economy("n1"); len(engines["n1"].asked) != 1 || e.Warming || e.WarmedPrefixes != 0 {
+		if e := c.economy("n1"); len(engines["n1"].asked) != 1 || e.Warming || e.WarmedPrefixes != 0 || e.WarmedFailed != 1 || e.WarmedGivenUp != 0 {
 			t.Errorf("asked %d times: %+v", len(engines["n1"].asked), e)
 		}
 		c.settled()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/hearsay-project/hearsay/dialect"
@@ -36,7 +37,7 @@ func (d *Daemon) dispatch(now time.Time, n *node.Node, q *request, decision node
 		}
 	}
 	if !decision.Self {
-		q.promise = node.Promise{Tokens: decision.Expected, Within: decision.Elsewhere}
+		q.promise = node.Promise{Within: decision.Elsewhere}
 		if q.bounced { // once is enough
 			q.promise.Within = 0
 		}
@@ -109,20 +110,23 @@ func startsWithComment(a *answer) bool {
 
 // Promises and reports travel in microseconds, as fields of one header each.
 const (
-	promiseFormat = "tokens=%d within=%d"
+	promiseFormat = "within=%d"
 	bounceFormat  = "backlog=%d pause=%d"
 	reportFormat  = "took=%d backlog=%d shared=%d others=%d"
 )
 
 func writePromise(h http.Header, p node.Promise) {
-	h.Set(promiseHeader, fmt.Sprintf(promiseFormat, p.Tokens, p.Within.Microseconds()))
+	h.Set(promiseHeader, fmt.Sprintf(promiseFormat, p.Within.Microseconds()))
 }
 
-// readPromise returns what a forward was promised; nothing where that is not said.
+// readPromise returns what a forward was promised; nothing where that is not said. Fields
+// of other versions are skipped.
 func readPromise(h http.Header) (p node.Promise) {
-	var tokens, within int64
-	if n, err := fmt.Sscanf(h.Get(promiseHeader), promiseFormat, &tokens, &within); n == 2 && err == nil && tokens >= 0 {
-		p = node.Promise{Tokens: int(min(tokens, gossip.MaxTokens)), Within: microseconds(within)}
+	for field := range strings.FieldsSeq(h.Get(promiseHeader)) {
+		var within int64
+		if n, err := fmt.Sscanf(field, promiseFormat, &within); n == 1 && err == nil {
+			p.Within = microseconds(within)
+		}
 	}
 	return p
 }

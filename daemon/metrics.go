@@ -203,7 +203,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 var (
 	descFlights  = desc("hearsay_flights", "Requests under way, at this node's engine and at peers.")
 	descBounces  = desc("hearsay_bounces_total", "Forwards that were refused as they would have been served late, by direction (given by this node, taken by it).", "direction")
-	descWarmings = desc("hearsay_warmings_total", "Prefixes that this node had its engine compute unasked, by outcome (done, given_up).", "outcome")
+	descWarmings = desc("hearsay_warmings_total", "Prefixes that this node had its engine compute unasked, by outcome (done, given_up for a request, failed at the engine).", "outcome")
 	descWarmed   = desc("hearsay_warmed_tokens_total", "Prompt tokens that the engine computed for them.")
 	descBase     = desc("hearsay_prefill_base_seconds", "What a prefill takes on this node's engine, as learnt, beside its tokens.")
 	descPerToken = desc("hearsay_prefill_token_seconds", "What each prompt token adds to it that is not cached.")
@@ -217,6 +217,7 @@ func (s EconomyStatus) collect(emit func(kind prometheus.ValueType, desc *promet
 	emit(prometheus.CounterValue, descBounces, float64(s.Bounced), "taken")
 	emit(prometheus.CounterValue, descWarmings, float64(s.WarmedPrefixes), "done")
 	emit(prometheus.CounterValue, descWarmings, float64(s.WarmedGivenUp), "given_up")
+	emit(prometheus.CounterValue, descWarmings, float64(s.WarmedFailed), "failed")
 	emit(prometheus.CounterValue, descWarmed, float64(s.WarmedTokens))
 	if s.Samples > 0 {
 		emit(prometheus.GaugeValue, descBase, s.Base/1000)

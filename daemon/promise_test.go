@@ -18,6 +18,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/engine/probe"
+	"github.com/hearsay-project/hearsay/node"
 	"github.com/hearsay-project/hearsay/workload"
 )
 
@@ -186,4 +187,22 @@ var toolFiles = map[string]string{
 	"GorillaFileSystem": "gorilla_file_system.json", "MathAPI": "math_api.json", "MessageAPI": "message_api.json",
 	"TwitterAPI": "posting_api.json", "TicketAPI": "ticket_api.json", "TradingBot": "trading_bot.json",
 	"TravelAPI": "travel_booking.json", "VehicleControlAPI": "vehicle_control.json",
+}
+
+// A promise is read as this version and the one before write it; what cannot be one is
+// none.
+func TestReadPromise(t *testing.T) {
+	for said, want := range map[string]time.Duration{
+		"within=1500": 1500 * time.Microsecond, "tokens=70 within=1500": 1500 * time.Microsecond,
+		"": 0, "within=x": 0, "within=-1": 0, "1500": 0,
+	} {
+		if got := readPromise(http.Header{promiseHeader: {said}}); got.Within != want {
+			t.Errorf("%q is %v, want %v", said, got.Within, want)
+		}
+	}
+	h := http.Header{}
+	writePromise(h, node.Promise{Within: time.Second})
+	if got := readPromise(h).Within; got != time.Second {
+		t.Errorf("%v becomes %v", h, got)
+	}
 }

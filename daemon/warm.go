@@ -124,8 +124,7 @@ func (d *Daemon) warm(ctx context.Context) {
 		}
 		d.warming = nil
 		if err != nil {
-			n.Drop(now, job.Flight)
-			n.Forgo()
+			n.WarmFailed(now, job.Flight)
 		} else {
 			n.Warmed(now, job.Flight, out)
 		}

@@ -218,9 +218,10 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// A Promise travels with a forward: what it was sent there for.
+// A Promise travels with a forward: what it was sent there for. What the sender takes
+// for cached there goes without saying, since the price that it is held to is that of
+// the exact tree.
 type Promise struct {
-	Tokens int           // cached there, as the sender believes
 	Within time.Duration // its first token elsewhere, by the sender's reckoning; 0: there is no elsewhere
 }
 

@@ -49,7 +49,6 @@ type wish struct {
 	tokens int // to be computed
 	since  time.Time
 	rent   time.Duration // that each request for it pays
-	rate   float64       // of such requests, for each request of this node
 }
 
 // consider sees whether the prefix for which a request has just been forwarded is
@@ -65,9 +64,9 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 	w := wish{
 		of: f, req: f.req, blocks: depth, tokens: tokens, since: now,
 		rent: min(f.rent, n.speed.prefill(tokens)),
-		rate: n.ledger.rate(f.req.Chain, depth),
 	}
-	if n.worth(w) > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || n.worth(*n.wish) < n.worth(w)) {
+	worth := n.worth(w)
+	if worth > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || worth > n.worth(*n.wish)*9/8) { // clearly more
 		n.wish = &w
 	}
 }
@@ -86,9 +85,9 @@ func (n *Node) Wish() *Flight {
 func (n *Node) Forgo() { n.wish = nil }
 
 // worth is what a wish would save for each request of this node, in seconds, less
-// what it would cost.
+// what it would cost. It is priced by what share of the requests ask for it by now.
 func (n *Node) worth(w wish) float64 {
-	gain := w.rate * w.rent.Seconds()
+	gain := n.ledger.rate(w.req.Chain, w.blocks) * w.rent.Seconds()
 	took := n.speed.prefill(w.tokens).Seconds()
 	cost := n.meter.toll() * took * took / 2 / lookAhead
 	return gain - cost - n.displaced(w.tokens)
@@ -234,6 +233,7 @@ func (n *Node) NextWarming(now time.Time) (Warming, bool) {
 		service: n.speed.prefill(uncached), warming: true,
 	}
 	n.flights++
+	n.meter.tick(now, false)
 	n.pending, n.warming = append(n.pending, f), f
 	return Warming{Req: w.req, Blocks: blocks, Tokens: tokens, Flight: f}, true
 }
@@ -252,14 +252,15 @@ func (n *Node) step(tokens int) int {
 
 // Yield reports whether the warming that is under way is to be cancelled for a
 // request that has come: unless it is nearly done, when the client would wait for
-// less than half of what is lost.
+// less than half of what is lost. Of one that takes half as long again as it was to
+// take, nobody knows when it is done.
 func (n *Node) Yield(now time.Time) bool {
 	f := n.warming
 	if f == nil {
 		return false
 	}
 	done := now.Sub(f.at)
-	return f.service-done > done/2
+	return f.service-done > done/2 || done > f.service+f.service/2
 }
 
 // Warmed records that a warming is done: its prefix is cached here.
@@ -271,9 +272,21 @@ func (n *Node) Warmed(now time.Time, f *Flight, out Outcome) {
 	n.warmed.Tokens += max(0, out.PromptTokens-out.CachedTokens)
 }
 
+// WarmFailed records that the engine did not compute what was to be warmed: it is
+// wished for no more.
+func (n *Node) WarmFailed(now time.Time, f *Flight) {
+	if n.warming == f {
+		n.warming = nil
+		n.warmed.Failed++
+	}
+	n.Drop(now, f)
+	n.Forgo()
+}
+
 // WarmTotals count what a node has warmed.
 type WarmTotals struct {
 	Prefixes  int
 	Tokens    int // computed for them
 	Cancelled int // for clients' requests that came
+	Failed    int // at the engine
 }

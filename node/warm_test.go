@@ -194,7 +194,7 @@ func TestWarmingYields(t *testing.T) {
 		after   int
 		want    bool
 		backlog int
-	}{{0, true, 0}, {447, true, 0}, {448, false, 224}, {672, false, 0}, {900, false, 0}} {
+	}{{0, true, 0}, {447, true, 0}, {448, false, 224}, {672, false, 0}, {900, false, 0}, {1009, true, 0}} {
 		if got := n.Yield(at(test.after)); got != test.want {
 			t.Errorf("after %d ms it yields: %v", test.after, got)
 		}
@@ -207,6 +207,52 @@ func TestWarmingYields(t *testing.T) {
 	if e := n.Economy(at(100)); e.Warming || e.Flights != 0 || e.Warmed != (WarmTotals{Cancelled: 1}) {
 		t.Errorf("dropped: %+v", e)
 	}
+	n.WarmFailed(at(110), w.Flight) // it has ended already
+	if e := n.Economy(at(110)); e.Warmed.Failed != 0 {
+		t.Errorf("what was given up has failed: %+v", e)
+	}
+	n = wishing(Config{}, 40)
+	w, _ = n.NextWarming(at(100))
+	n.WarmFailed(at(100), w.Flight)
+	if e := n.Economy(at(110)); e.Warming || e.Flights != 0 || e.Warmed != (WarmTotals{Failed: 1}) || n.Wish() != nil {
+		t.Errorf("failed: %+v, %v wished for", e, n.Wish())
+	}
+}
+
+// What was idle until a warming began was not busy.
+func TestWarmingIsTimed(t *testing.T) {
+	n := wishing(Config{}, 40)
+	n.Economy(at(100))
+	w, ok := n.NextWarming(at(5100))
+	if !ok {
+		t.Fatal("nothing is warmed")
+	}
+	warmed(n, at(5100), w)
+	if busy, want := n.meter.busy, w.Flight.service.Seconds(); busy > want || busy < want/2 {
+		t.Errorf("busy for %v s, of which the warming was %v", busy, want)
+	}
+}
+
+// A prefix that was asked for first, and then by few, is not worth its room by the time
+// at which the engine is idle.
+func TestWishFadesAsOthersAsk(t *testing.T) {
+	for others, want := range map[int]bool{0: true, 200: false} {
+		n := wishing(Config{}, 40)
+		n.tailWorth.Value = n.worth(*n.wish) / float64(n.wish.tokens) / 2 // half of what it saves
+		for i := range others {
+			n.ledger.ask(requestOf(2+i, 0, 1, 1).Chain)
+		}
+		if _, ok := n.NextWarming(at(100)); ok != want {
+			t.Errorf("after %d other requests it is warmed: %v", others, ok)
+		}
+	}
+}
+
+// What was given up for a request is taken up again.
+func TestWarmsAgain(t *testing.T) {
+	n := wishing(Config{}, 40)
+	w, _ := n.NextWarming(at(100))
+	n.Drop(at(110), w.Flight)
 	again, ok := n.NextWarming(at(200))
 	if !ok || again.Blocks != w.Blocks || again.Flight == w.Flight {
 		t.Errorf("it is not taken up again: %+v", again)

@@ -145,7 +145,7 @@ func (c *cluster) dispatch(k *call) {
 			if c.check != nil && c.mode.name == economic {
 				c.check.credited(origin, a.node, k.Chain)
 			}
-			a.promise = node.Promise{Tokens: d.Expected, Within: d.Elsewhere}
+			a.promise = node.Promise{Within: d.Elsewhere}
 			if k.bounced {
 				a.promise.Within = 0
 			}

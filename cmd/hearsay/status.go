@@ -134,8 +134,8 @@ func printEconomy(out io.Writer, e daemon.EconomyStatus) {
 	}
 	fmt.Fprintf(out, "  prices: a prefill takes %s and %s a token (%s), a request that came now would wait %s\n",
 		ms(e.Base), ms(e.PerToken), from, ms(e.BacklogMS))
-	fmt.Fprintf(out, "  computed unasked: %d prefixes, %d tokens, given up %d; forwards bounced: %d by this node, %d by peers\n",
-		e.WarmedPrefixes, e.WarmedTokens, e.WarmedGivenUp, e.BouncedOff, e.Bounced)
+	fmt.Fprintf(out, "  computed unasked: %d prefixes, %d tokens, given up %d, failed %d; forwards bounced: %d by this node, %d by peers\n",
+		e.WarmedPrefixes, e.WarmedTokens, e.WarmedGivenUp, e.WarmedFailed, e.BouncedOff, e.Bounced)
 }
 
 // printEngine says what is known of the engine, and from whom where not from itself.
