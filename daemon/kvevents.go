@@ -35,6 +35,9 @@ type events struct {
 
 	cut, dropped atomic.Int64 // prompts
 	texts, chats tokenizer
+
+	linked   atomic.Bool  // something was evicted that a prompt of this node's needs
+	unneeded atomic.Int64 // blocks that were evicted before
 }
 
 // uncut is a prompt that is to be cut into tokens.
@@ -54,6 +57,7 @@ const (
 	tokenizeTimeout = 2 * time.Second
 	settleMax       = 20 * time.Millisecond // that an answer waits for the tokens of its prompt
 	tokensMax       = 16 << 20              // bytes of the engine's answer
+	linkedMin       = 32                    // prompts, before they are missed among what is evicted
 	tokenizeRetry   = time.Minute           // after an engine said that it has no tokenizer
 )
 
@@ -95,11 +99,22 @@ func (e *events) cleared() {
 	}
 }
 
-// forgot takes what the engine has evicted out of the tree.
+// forgot takes what the engine has evicted out of the tree. An engine that has evicted
+// all it held twice over, and nothing that its prompts need, is another one, or makes
+// other tokens of them.
 func (e *events) forgot(names []prefix.Hash) {
-	if texts := e.memo.Evicted(names); len(texts) > 0 {
+	texts := e.memo.Evicted(names)
+	if len(texts) > 0 {
+		e.linked.Store(true)
 		e.d.locked(func(_ time.Time, n *node.Node) { n.Evicted(texts) })
 	}
+	if e.linked.Load() || e.cut.Load() < linkedMin || e.unneeded.Add(int64(len(names))) < 2*int64(e.cache.Stats().Blocks) {
+		return
+	}
+	e.d.sayOnce("foreign", func() {
+		e.d.log.Warn("the KV events tell of none of the prompts that the engine was sent: what it evicts is promised on",
+			"remedy", "give as --kv-events where the engine at --engine publishes; the prompts of some models, such as gpt-oss on vLLM, cannot be linked")
+	})
 }
 
 // held is how many tokens the engine's cache holds now.

@@ -217,9 +217,11 @@ func TestSlowTokenizerHoldsUpNoAnswer(t *testing.T) {
 
 // A link to tokens that are not those of the engine's prompt, as by another template, is
 // never told of an eviction: what was evicted is promised once more, found out, and not
-// promised again.
+// promised again. The operator is told, once.
 func TestWrongTokensCostOneMiss(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var log bytes.Buffer
 		p := newPublishing(t, "", func(c *emulated.Config) { c.Profile.CapacityTokens, c.TokenBytes = 2048, 0 })
 		c := newCluster(t, 1, func(string) http.RoundTripper {
 			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -233,7 +235,9 @@ func TestWrongTokensCostOneMiss(t *testing.T) {
 				ids, _, _ = strings.Cut(ids, "]")
 				_, _ = fmt.Fprintf(w, `{"tokens":[7,7,7,%s]}`, ids)
 			})}
-		}, p.follow)
+		}, p.follow, func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		})
 		time.Sleep(5 * time.Second)
 		off := 0
 		const topics, rounds = 12, 5 // of which the cache holds half
@@ -245,8 +249,10 @@ func TestWrongTokensCostOneMiss(t *testing.T) {
 				off++
 			}
 		}
-		if s := c.nodes["n1"].Status().KVEvents; off == 0 || off > topics*rounds/2 || s.Prompts != topics*rounds {
-			t.Errorf("%d promises of what was evicted, %+v", off, *s)
+		mu.Lock()
+		defer mu.Unlock()
+		if s := c.nodes["n1"].Status().KVEvents; off == 0 || off > topics*rounds/2 || s.Prompts != topics*rounds || strings.Count(log.String(), "--kv-events") != 1 {
+			t.Errorf("%d promises of what was evicted, %+v\n%s", off, *s, log.String())
 		}
 	})
 }
