@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 )
 
@@ -183,10 +184,38 @@ func (c *conversation) call(id, name value, arguments []byte) []byte {
 	return object(nil).with("type", []byte(`"function"`)).with("id", c.raw(id)).with("function", function).end()
 }
 
-// result adds a message with what a tool has given.
+// result adds a message with what a tool has given: a text, or several, which vLLM puts
+// on lines of their own and SGLang leaves to the template.
 func (c *conversation) result(id, content value) {
-	c.lost = c.lost || c.kind(id) != '"' || c.kind(content) != '"'
-	c.list = append(c.list, object(nil).with("role", []byte(`"tool"`)).with("tool_call_id", c.raw(id)).with("content", c.raw(content)).end())
+	var text []byte
+	switch k := c.kind(content); {
+	case k == '"':
+		text = c.raw(content)
+	case k == '[':
+		c.texts(content)
+		var pieces [][]byte
+		for part := range c.elements(content) {
+			pieces = append(pieces, c.str(c.member(part, "text")))
+		}
+		if text = quoted(bytes.Join(pieces, []byte{'\n'})); c.sglang && len(pieces) > 1 {
+			text = c.parts(content)
+		}
+	case c.null(content):
+		text = quoted(nil)
+	default:
+		c.lost = true
+	}
+	c.lost = c.lost || c.kind(id) != '"'
+	c.list = append(c.list, object(nil).with("role", []byte(`"tool"`)).with("tool_call_id", c.raw(id)).with("content", text).end())
+}
+
+// parts returns the texts of a list of parts, as OpenAI's chats have them.
+func (c *conversation) parts(list value) []byte {
+	var parts [][]byte
+	for part := range c.elements(list) {
+		parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(c.member(part, "text"))).end())
+	}
+	return array(parts)
 }
 
 // messages makes a chat of Anthropic's.
@@ -234,58 +263,57 @@ func (c *conversation) system(v value) {
 	}
 }
 
-// blocks adds a message of Anthropic's blocks. What tools have given comes before it,
-// in messages of its own.
+// blocks adds a message of Anthropic's blocks, and others for what tools have given:
+// with vLLM before it, with SGLang where they stand.
 func (c *conversation) blocks(role, content value) {
 	own := string(c.str(role)) == "assistant"
-	var parts, calls [][]byte
-	var first value // text
-	var thoughts []byte
+	var m said
 	for block := range c.elements(content) {
 		text := c.member(block, "text")
 		switch kind := string(c.str(c.member(block, "type"))); {
 		case kind == "text" && c.kind(text) == '"' && !c.empty(text):
-			if parts == nil {
-				first = text
-			}
-			parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(text)).end())
+			m.first = cmp.Or(m.first, text)
+			m.texts = append(m.texts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(text)).end())
 		case kind == "tool_use" && own:
-			calls = append(calls, c.call(c.member(block, "id"), c.member(block, "name"), quoted(c.raw(c.member(block, "input")))))
-		case kind == "tool_result" && !own && parts == nil: // after a text vLLM puts it before that, SGLang does not
-			c.result(c.member(block, "tool_use_id"), c.only(c.member(block, "content")))
+			m.calls = append(m.calls, c.call(c.member(block, "id"), c.member(block, "name"), quoted(c.raw(c.member(block, "input")))))
+		case kind == "tool_result" && !own:
+			if c.sglang {
+				c.add(role, m)
+				m = said{}
+			}
+			c.result(c.member(block, "tool_use_id"), c.member(block, "content"))
 		case kind == "thinking" && own && !c.sglang:
-			thoughts = c.appendString(thoughts, c.member(block, "thinking"))
+			m.thoughts = c.appendString(m.thoughts, c.member(block, "thinking"))
 		default:
 			c.lost = true
 		}
 	}
-	if len(parts)+len(calls) == 0 {
-		c.lost = c.lost || own
-		return
-	}
-	m := object(nil).with("role", c.raw(role))
-	if len(thoughts) > 0 {
-		m = m.with("reasoning", quoted(thoughts))
-	}
-	if len(parts) == 1 {
-		m = m.with("content", c.raw(first))
-	} else {
-		m = m.with("content", array(parts))
-	}
-	c.list = append(c.list, m.with("tool_calls", array(calls)).end())
+	c.lost = c.lost || own && len(m.texts)+len(m.calls) == 0
+	c.add(role, m)
 }
 
-// only returns the one text of what a tool has given, none where there are more, or
-// other things.
-func (c *conversation) only(content value) value {
-	if c.kind(content) != '[' {
-		return content
+// said is what a message says.
+type said struct {
+	first        value // text
+	texts, calls [][]byte
+	thoughts     []byte
+}
+
+// add adds a message that says something.
+func (c *conversation) add(role value, m said) {
+	if len(m.texts)+len(m.calls) == 0 {
+		return
 	}
-	part := c.first(content)
-	if !part.given() || c.after(part).given() {
-		return value{}
+	out := object(nil).with("role", c.raw(role))
+	if len(m.thoughts) > 0 {
+		out = out.with("reasoning", quoted(m.thoughts))
 	}
-	return c.member(part, "text")
+	if len(m.texts) == 1 {
+		out = out.with("content", c.raw(m.first))
+	} else {
+		out = out.with("content", array(m.texts))
+	}
+	c.list = append(c.list, out.with("tool_calls", array(m.calls)).end())
 }
 
 // response makes a chat of a response's instructions and input. Tools are lost: in the
@@ -314,7 +342,9 @@ func (c *conversation) response() {
 			call := c.call(c.member(item, "call_id"), c.member(item, "name"), c.raw(c.member(item, "arguments")))
 			c.list = append(c.list, object(nil).with("role", []byte(`"assistant"`)).with("tool_calls", array([][]byte{call})).end())
 		case "function_call_output":
-			c.result(c.member(item, "call_id"), c.member(item, "output"))
+			output := c.member(item, "output")
+			c.lost = c.lost || c.kind(output) != '"'
+			c.result(c.member(item, "call_id"), output)
 		default:
 			c.lost = true
 		}
@@ -328,10 +358,6 @@ func (c *conversation) item(role, content value) {
 		return
 	}
 	c.texts(content)
-	var parts [][]byte
-	for part := range c.elements(content) {
-		parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(c.member(part, "text"))).end())
-	}
-	c.lost = c.lost || len(parts) == 0 || c.kind(role) != '"'
-	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", array(parts)).end())
+	c.lost = c.lost || c.empty(content) || c.kind(role) != '"'
+	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", c.parts(content)).end())
 }
