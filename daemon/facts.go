@@ -19,7 +19,6 @@ type insight struct {
 	facts    probe.Facts
 	restarts int // noticed
 	told     int // tokens that the node was told the cache holds, see capacityTold
-	held     int // most tokens that its events have shown it to hold since it started
 	foreign  int // requests at the engine that did not come through this node
 
 	telling map[telling]bool // whose answers have told what was found cached
@@ -62,7 +61,6 @@ func (d *Daemon) askFacts(ctx context.Context, models []model) {
 		d.insight.facts = facts
 		if restarted {
 			d.insight.restarts++
-			d.insight.held = 0
 			n.Cleared()
 		}
 		if told := d.capacityTold(); told != d.insight.told {
@@ -89,8 +87,7 @@ func (d *Daemon) capacityTold() int {
 	}
 	told := cmp.Or(d.cfg.Node.CapacityTokens, d.insight.facts.KVTokens)
 	if d.events != nil && told > 0 {
-		d.insight.held = max(d.insight.held, d.events.held())
-		told = max(told, d.insight.held)
+		told = max(told, d.events.held())
 	}
 	return told
 }

@@ -108,7 +108,8 @@ func (e *events) forgot(names []prefix.Hash) {
 		e.linked.Store(true)
 		e.d.locked(func(_ time.Time, n *node.Node) { n.Evicted(texts) })
 	}
-	if e.linked.Load() || e.cut.Load() < linkedMin || e.unneeded.Add(int64(len(names))) < 2*int64(e.cache.Stats().Blocks) {
+	held := e.cache.Stats().Blocks // none: it was cleared
+	if held == 0 || e.linked.Load() || e.cut.Load() < linkedMin || e.unneeded.Add(int64(len(names))) < 2*int64(held) {
 		return
 	}
 	e.d.sayOnce("foreign", func() {
@@ -117,8 +118,8 @@ func (e *events) forgot(names []prefix.Hash) {
 	})
 }
 
-// held is how many tokens the engine's cache holds now.
-func (e *events) held() int { return e.cache.Stats().Blocks * e.cache.BlockSize() }
+// held is how many tokens the engine's cache has been seen to hold at a time.
+func (e *events) held() int { return e.cache.Stats().Most * e.cache.BlockSize() }
 
 // parted says whether a promise is known in tokens, and not by an estimate.
 func (e *events) parted(chain prefix.Chain, blocks int) bool {

@@ -256,3 +256,22 @@ func TestWrongTokensCostOneMiss(t *testing.T) {
 		}
 	})
 }
+
+// A cache that is cleared before anything of its prompts was evicted is not thought to be
+// another engine's; one that lets go of twice what it holds is.
+func TestClearedCacheIsNoOtherEngines(t *testing.T) {
+	d := &Daemon{log: slog.New(slog.DiscardHandler), insight: insight{said: map[string]bool{}}}
+	d.cfg.KVEvents = kvevents.Config{Endpoint: "tcp://h:1"}
+	e, err := newEvents(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.cut.Store(linkedMin)
+	if e.forgot(make([]prefix.Hash, 100)); d.insight.said["foreign"] {
+		t.Error("a cleared cache is another engine's")
+	}
+	e.cache.Apply(0, []kvevents.Event{{Kind: kvevents.Stored, Counts: true, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}})
+	if e.forgot(make([]prefix.Hash, 2)); !d.insight.said["foreign"] {
+		t.Error("it holds one block, has evicted two that nothing needs, and nobody is told")
+	}
+}

@@ -40,9 +40,10 @@ type held struct {
 	copies int32
 }
 
-// CacheStats says what a Cache holds and could not. All but Blocks only grow.
+// CacheStats says what a Cache holds and could not. All but Blocks and Most only grow.
 type CacheStats struct {
 	Blocks   int   // held, equal ones of several ranks once
+	Most     int   // held at a time, since there were none
 	Stored   int64 // blocks that events stored and that were taken in
 	Removed  int64 // and that they removed
 	Orphans  int64 // blocks that follow one which is not known, stored before the first event that came: these have no name
@@ -170,6 +171,9 @@ func (c *Cache) Clear(rank int) {
 func (c *Cache) locked(f func()) {
 	c.mu.Lock()
 	f()
+	if c.counts.Most = max(c.counts.Most, len(c.names)); len(c.names) == 0 {
+		c.counts.Most = 0
+	}
 	gone := c.gone
 	c.gone = nil
 	c.mu.Unlock()

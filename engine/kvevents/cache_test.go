@@ -53,11 +53,13 @@ func TestCacheFollowsEvents(t *testing.T) {
 	if got := match(c, Space{}, prompt...); got != 3 {
 		t.Errorf("after it was stored again %d blocks, want 3", got)
 	}
-	if s := c.Stats(); s.Blocks != 3 || s.Stored != 4 || s.Removed != 1 || s.Orphans != 1 {
+	c.Apply(0, []Event{removed(12)})
+	c.Apply(0, []Event{stored(20, []uint64{12}, 5, 6)})
+	if s := c.Stats(); s.Blocks != 3 || s.Most != 3 || s.Stored != 5 || s.Removed != 2 || s.Orphans != 1 {
 		t.Errorf("%+v", s)
 	}
 	c.Apply(0, []Event{{Kind: Cleared, Counts: true}})
-	if s := c.Stats(); s.Blocks != 0 || len(gone) != 4 {
+	if s := c.Stats(); s.Blocks != 0 || s.Most != 0 || len(gone) != 5 {
 		t.Errorf("%+v and %d gone when all was cleared", s, len(gone))
 	}
 }
