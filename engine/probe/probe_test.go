@@ -302,8 +302,8 @@ func FuzzSamples(f *testing.F) {
 	f.Add(`vllm:a{b="c",d="e\"f"} 1 1700000000`, "d")
 	f.Add(`vllm:a{b="c} 1`, "b")
 	f.Fuzz(func(t *testing.T, page, label string) {
-		for s := range samples([]byte(page), "vllm:", "") {
-			if v := s.label(label); len(v) > len(page) || !strings.HasPrefix(strings.TrimSpace(page), s.name) && !slices.ContainsFunc(strings.Split(page, "\n"), func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), s.name) }) {
+		for s := range samples(page, "vllm:", "") {
+			if v := s.labels[label]; len(v) > len(page) || !strings.HasPrefix(strings.TrimSpace(page), s.name) && !slices.ContainsFunc(strings.Split(page, "\n"), func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), s.name) }) {
 				t.Errorf("%q of %q", v, page)
 			}
 			s.number(label)

@@ -39,7 +39,7 @@ func (p *Prober) loadVLLM(ctx context.Context) {
 			} else {
 				tokens += s.number("num_gpu_blocks") * s.number("block_size")
 			}
-			off = off || s.label("enable_prefix_caching") == "False"
+			off = off || s.labels["enable_prefix_caching"] == "False"
 		case "process_start_time_seconds":
 			p.mark("start time", strconv.FormatFloat(s.value, 'f', 2, 64))
 		}
