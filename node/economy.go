@@ -116,13 +116,14 @@ func newTrip() estimate.Line { return estimate.Line{MinSpread: spreadBytes} }
 // whoever carries rumors has measured. It is what is believed of a forward until one
 // has been tried, and again when none has been for idleRumors and messages take less
 // than half of what the last ones told: a link that has healed would else be thought
-// slow for as long as that keeps it from being tried.
+// slow for as long as that keeps it from being tried. What forwards take beyond
+// messages by tripSlack or less is no such thing.
 func (n *Node) SetTrip(peer string, rtt time.Duration) {
 	if rtt < 0 {
 		return
 	}
 	a := n.account(peer)
-	if a.idle++; a.idle > idleRumors && rtt.Seconds() < a.trip.Base/2 {
+	if a.idle++; a.idle > idleRumors && rtt.Seconds() < min(a.trip.Base/2, a.trip.Base-tripSlack.Seconds()) {
 		a.trip = newTrip()
 	}
 	if a.trip.Samples() == 0 {
@@ -130,7 +131,12 @@ func (n *Node) SetTrip(peer string, rtt time.Duration) {
 	}
 }
 
-const idleRumors = 4
+const (
+	idleRumors = 4
+
+	// tripSlack is what HTTP, a larger body and a busy machine add to any trip.
+	tripSlack = 5 * time.Millisecond
+)
 
 func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2) }
 

@@ -41,3 +41,17 @@ func TestHealedLinkIsTriedAgain(t *testing.T) {
 		t.Errorf("%v; want what the first forward has told", trip())
 	}
 }
+
+// A forward takes longer than a rumor on any link, by a little: that is no reason to
+// forget it between two forwards.
+func TestTripOfAFastLinkIsKept(t *testing.T) {
+	n := newPriced("n1", Config{})
+	a := n.account("b")
+	a.trip.Add(4096, 0.0012)
+	for range 10 * idleRumors {
+		n.SetTrip("b", 170*time.Microsecond)
+	}
+	if got := n.Economy(start); seconds(a.trip.Base) != 1200*time.Microsecond {
+		t.Errorf("%v after a while: %+v", seconds(a.trip.Base), got.Accounts)
+	}
+}
