@@ -56,6 +56,9 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 	if q.hop != "" {
 		writeReport(w.Header(), report)
 	}
+	if n, err := strconv.Atoi(a.resp.Header.Get(dialect.PromptTokensHeader)); err == nil && n > 0 {
+		decision.Expected = min(decision.Expected, n)
+	}
 	d.describe(w.Header(), q, decision)
 	q.answered = true
 	w.WriteHeader(res.status)
@@ -82,6 +85,9 @@ func (d *Daemon) relay(w http.ResponseWriter, q *request, decision node.Decision
 		res.ttft = p.ttft
 	}
 	res.usage, res.known = p.run.Usage()
+	if res.usage.Prompt > 0 { // the promise was an estimate, maybe of more
+		res.decision.Expected = min(res.decision.Expected, res.usage.Prompt)
+	}
 	res.known = d.cachedKnown(q, res)
 	if res.outcome == outcomeOK && q.route.Bytes > 0 {
 		d.learn(q, res, p.run)

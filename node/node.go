@@ -329,6 +329,10 @@ func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
 		return false
 	}
 	n.hearSpeed(r.Load)
+	if len(r.Models) == 1 && !n.models.knows(r.Models[0]) { // of several the tree tells no one's
+		const tail = prefix.BlockBytes / 2 // of a prompt, after its last whole block: it has tokens and no block
+		n.models.hear(r.Models[0], n.view.Blocks(r.Author)*prefix.BlockBytes+tail, r.Tokens)
+	}
 	return true
 }
 

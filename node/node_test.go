@@ -395,3 +395,37 @@ func BenchmarkRoute(b *testing.B) {
 		})
 	}
 }
+
+// Of a model of which no answer has told yet a node takes its tokens for as long as a
+// peer's are that serves nothing else; then its own.
+func TestPeersTellHowLongTokensAre(t *testing.T) {
+	n := newNode("a")
+	req := Request{Model: "m", Chain: prefix.Chain{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, Bytes: 10 * prefix.BlockBytes}
+	for i, step := range []struct {
+		models         []string
+		blocks, tokens int
+		want           int // for the 640 bytes of the prompt
+	}{
+		{nil, 10, 320, 160}, // who tells no model tells nothing: four bytes a token
+		{[]string{"m", "other"}, 10, 320, 160},
+		{[]string{"m"}, 7, 320, 160}, // too little
+		{[]string{"m"}, 10, 0, 160},
+		{[]string{"m"}, 10, 1, 160}, // no tokenizer's
+		{[]string{"other"}, 10, 160, 160},
+		{[]string{"m"}, 10, 336, 320}, // of 672 bytes, the prompt's tail among them
+	} {
+		tree := prefix.NewTree(1000, 1000)
+		tree.Insert(req.Chain[:step.blocks], step.tokens)
+		n.Hear(start, gossip.Rumor{Author: "b", Life: 1, Version: uint64(i + 1), Every: time.Second, Models: step.models, Tokens: step.tokens, Tree: tree.Snapshot()})
+		if got := n.tokens(req, req.Bytes); got != step.want {
+			t.Errorf("%+v: %d tokens", step, got)
+		}
+	}
+	n.Served(start, req, "a", Outcome{Known: true, PromptTokens: 64, Promised: 10})
+	if got := n.tokens(Request{Model: "m", Bytes: 640}, 640); got != 64 {
+		t.Errorf("%d tokens, want as many as the engine has told", got)
+	}
+	if got := n.here.PredictedTokens; got != 64 {
+		t.Errorf("%d tokens were promised of a prompt of 64", got)
+	}
+}

@@ -9,9 +9,11 @@ import (
 // rates learns how many bytes of canonical text make a token, for each model. The
 // usage that engines report counts the chat template's tokens too, so short
 // prompts seem dense; sums rather than a mean of ratios give them little weight.
+// Of a model of which nothing was reported yet it takes what a peer's tree tells.
 type rates struct {
 	preset float64
 	models map[string]*rate
+	heard  map[string]float64 // as a peer's tree has it; up to maxModels
 	uses   uint64
 }
 
@@ -26,6 +28,10 @@ const (
 	maxModels    = 64
 	maxModelName = 256 // bytes; a longer one keeps the preset rate
 
+	// heardMin bytes of a peer's tree are some hundred tokens, of which its own first
+	// answer has told.
+	heardMin = 512
+
 	// rateWindow tokens seen, the past counts half: a model's mix of languages
 	// and formats changes over hours, not over requests.
 	rateWindow = 1 << 17
@@ -39,7 +45,25 @@ func (r *rates) bytesPerToken(model string) float64 {
 	if m, ok := r.models[model]; ok {
 		return m.bytes / m.tokens
 	}
+	if heard, ok := r.heard[model]; ok {
+		return heard
+	}
 	return r.preset
+}
+
+// knows reports whether usage of the model was reported.
+func (r *rates) knows(model string) bool { return r.models[model] != nil }
+
+// hear takes in how many tokens a peer counts for so many bytes of prompts to model.
+func (r *rates) hear(model string, bytes, tokens int) {
+	_, again := r.heard[model]
+	if bytes < heardMin || tokens <= 0 || bytes > tokens*maxBytesPerToken || len(model) > maxModelName || !again && len(r.heard) >= maxModels {
+		return
+	}
+	if r.heard == nil {
+		r.heard = map[string]float64{}
+	}
+	r.heard[model] = float64(bytes) / float64(tokens)
 }
 
 // tokens estimates the tokens of so many bytes of a model's prompt.

@@ -70,7 +70,7 @@ func (t *Totals) add(promised int, out Outcome) {
 	if out.Known {
 		t.Reported++
 		t.PromptTokens += max(out.PromptTokens, 0)
-		t.PredictedTokens += promised
+		t.PredictedTokens += min(promised, max(out.PromptTokens, 0)) // an estimate may have been of more
 		t.CachedTokens += max(out.CachedTokens, 0)
 	}
 }
