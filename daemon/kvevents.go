@@ -58,6 +58,7 @@ const (
 	settleMax       = 20 * time.Millisecond // that an answer waits for the tokens of its prompt
 	tokensMax       = 16 << 20              // bytes of the engine's answer
 	linkedMin       = 32                    // prompts, before they are missed among what is evicted
+	tokenizePause   = 10 * time.Second      // after an engine took longer: answers are to wait for none that hangs
 	tokenizeRetry   = time.Minute           // after an engine said that it has no tokenizer
 )
 
@@ -221,7 +222,7 @@ func (e *events) space(p uncut) (s kvevents.Space) {
 }
 
 var (
-	errNoTokenizer = errors.New("the engine has no /tokenize for it")
+	errNoTokenizer = errors.New("the engine has no /tokenize for it, or gave no answer not long ago")
 	errNoPrompt    = errors.New("it is not known of what tokens the engine makes its prompt")
 )
 
@@ -246,6 +247,9 @@ func (e *events) tokens(ctx context.Context, p uncut) (ids []uint32, weights []i
 		return nil, nil, errNoTokenizer
 	}
 	ids, weights, err = e.tokenize(ctx, ask)
+	if errors.Is(err, context.DeadlineExceeded) {
+		of.none = time.Now().Add(tokenizePause)
+	}
 	var status tokenizeStatus
 	if errors.As(err, &status) && (status.missing() || of == &e.chats && !of.known && status.unreadable()) {
 		of.none = time.Now().Add(tokenizeRetry)

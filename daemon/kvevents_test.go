@@ -158,6 +158,45 @@ func TestEventsTellOfARestart(t *testing.T) {
 	})
 }
 
+// What one data-parallel rank forgets, all of it or for good, says nothing of the others.
+func TestRanksForgetForThemselves(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPublishing(t, "", func(c *emulated.Config) { c.TokenBytes = 0 })
+		second := kvevents.NewPublisher(kvevents.PublisherConfig{})
+		t.Cleanup(func() { second.Close() })
+		for addr, publisher := range map[string]*kvevents.Publisher{"engine:7000": p.publisher, "engine:7001": second} {
+			l, err := p.network.Listen(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			publisher.Serve(l)
+		}
+		c := newCluster(t, 1, func(string) http.RoundTripper { return engine.Local{Handler: p} }, p.follow, func(c *Config) {
+			c.KVEvents.Endpoint, c.KVEvents.Replay, c.KVEvents.Ranks = "tcp://engine:7000", "", 2
+		})
+		time.Sleep(5 * time.Second)
+		for i := range 3 {
+			promised(t, c, topicQuestion(1, i))
+		}
+		for _, happens := range []func(){
+			func() {
+				second.Publish(kvevents.AppendBatch(nil, time.Now(), []kvevents.Event{{Kind: kvevents.Cleared}}))
+			},
+			func() { second.Publish([]byte("no batch")) },
+			func() { second.Close() },
+		} {
+			happens()
+			time.Sleep(time.Second)
+			if expected, found, _ := promised(t, c, topicQuestion(1, 10)); found == 0 || max(expected-found, found-expected) > 16 {
+				t.Errorf("%d promised, %d found", expected, found)
+			}
+		}
+		if s := c.nodes["n1"].Status().KVEvents; s.Ranks != 2 || s.Connected != 1 || s.Clears != 1 {
+			t.Errorf("%+v", *s)
+		}
+	})
+}
+
 // What events tell goes before what an operator has told of the cache, and before what
 // answers seem to show of it, such as those of another rank, which finds nothing of what
 // the first one holds.

@@ -173,15 +173,16 @@ func TestAdapterOfVLLM(t *testing.T) {
 }
 
 // An answer waits for its prompt's tokens for settleMax, however slow the engine's
-// tokenizer is, and for one that hangs no longer; what was asked for too long, or could
+// tokenizer is. One that hangs is left alone for a while; what came meanwhile, or could
 // not wait its turn, is left unlinked.
 func TestSlowTokenizerHoldsUpNoAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPublishing(t, "")
-		slow := time.Second
+		slow, asked := time.Second, 0
 		c := newCluster(t, 1, func(string) http.RoundTripper {
 			return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/tokenize" {
+					asked++
 					select {
 					case <-time.After(slow):
 					case <-r.Context().Done():
@@ -208,9 +209,16 @@ func TestSlowTokenizerHoldsUpNoAnswer(t *testing.T) {
 		for i := range promptsMax + 10 {
 			ask(10 + i)
 		}
-		time.Sleep((promptsMax + 1) * tokenizeTimeout)
-		if s := events(); s.Prompts != 1 || s.Unlinked != promptsMax+10 {
-			t.Errorf("%+v: nothing was cut", s)
+		time.Sleep(2 * tokenizeTimeout)
+		if s := events(); s.Prompts != 1 || s.Unlinked != promptsMax+10 || asked != 2 {
+			t.Errorf("%+v: nothing was cut, and one asked for of %d", s, asked-1)
+		}
+		slow = 0
+		time.Sleep(tokenizePause)
+		ask(100)
+		time.Sleep(time.Second)
+		if s := events(); s.Prompts != 2 {
+			t.Errorf("%+v: it answers again, and links nothing", s)
 		}
 	})
 }
