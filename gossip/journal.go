@@ -55,13 +55,17 @@ func (j *Journal) Add(r Rumor) {
 }
 
 // Since returns what has changed since a version, or nil when the journal does not
-// go back so far. The caller may keep it.
+// go back so far. It starts from the first version of which that holds as well: of a
+// tree that stood still, from when it began to. The caller may keep it.
 func (j *Journal) Since(version uint64) *Change {
 	if version < j.from || version > j.version || version == 0 {
 		return nil
 	}
 	c := &Change{Since: version, Blocks: j.tree.Len(), Digest: j.tree.Digest()}
 	first, _ := slices.BinarySearchFunc(j.steps, version+1, func(s step, v uint64) int { return int(int64(s.version - v)) })
+	if c.Since = j.from; first > 0 {
+		c.Since = j.steps[first-1].version
+	}
 	var touched []prefix.Hash
 	for _, s := range j.steps[first:] {
 		touched = append(touched, s.blocks...)

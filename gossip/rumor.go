@@ -27,6 +27,7 @@ type Rumor struct {
 	Load    Load
 	Tree    *prefix.Snapshot // nil where only Change came
 	Change  *Change          // nil where Tree is all there is to know
+	Relayed bool             // heard from another than the author; not in the encoding
 
 	// Computing are blocks of prompts whose prefill is under way, beyond Tree and
 	// from the head of each prompt on: whoever wants them had better wait for them.

@@ -72,16 +72,17 @@ func (k *checker) heard(m *member, r *spoken, news bool) {
 	if news != newer {
 		k.c.fail("%s takes version %d of %s for news: %v, want %v", m.name, r.Version, r.Author, news, newer)
 	}
-	if !newer {
-		return
-	}
 	if b.rumor != nil && r.Life > b.rumor.Life {
 		*b = belief{}
 	}
-	b.rumor, b.heard, b.failed = r, k.c.now, false
-	if change := r.wire.Change; change == nil || b.told > 0 && change.Since <= b.told {
+	fits := r.wire.Change == nil || b.told > 0 && r.wire.Change.Since <= b.told
+	if fits && (newer || r.Life == b.rumor.Life && r.Version > b.told) {
 		b.tree, b.told, b.credits = r.Tree, r.Version, nil
 	}
+	if !newer {
+		return
+	}
+	b.rumor, b.heard, b.failed = r, k.c.now, false
 	k.believe(b, r.Computing)
 }
 
