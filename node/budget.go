@@ -10,9 +10,10 @@ const (
 	defaultRumorBytes = 1 << 20
 	defaultPeerBytes  = 256 << 20
 
-	nameBytes = 8   // of a block that came or went, in a rumor
-	headBytes = 100 // of the rest of a rumor, about
-	viewBytes = 20  // of a block of a peer in a view, about
+	nameBytes  = 8   // of a block that came or went, in a rumor
+	headBytes  = 100 // of the rest of a rumor, about
+	relayBytes = 100 // of its signature, and of digests, where it is relayed, about
+	viewBytes  = 20  // of a block of a peer in a view, about
 )
 
 // A purse is what rumors may cost. It fills with time, up to what is due in a second
@@ -21,6 +22,11 @@ type purse struct {
 	bytes float64
 	at    time.Time // zero: full
 }
+
+// SetRelayed tells whether rumors are relayed. Every node then sends, for each author,
+// as much as it hears, which is what one that speaks to all sends of its own, and
+// signatures and digests beside.
+func (n *Node) SetRelayed(relayed bool) { n.relayed = relayed }
 
 // tell returns what others are told of the tree: as much of it as every node has
 // memory for, with so many changes as rumors may tell.
@@ -39,8 +45,12 @@ func (n *Node) tell(now time.Time) *prefix.Snapshot {
 		p.bytes = min(full, p.bytes+rate*max(0, now.Sub(p.at).Seconds()))
 	}
 	p.at = now
-	s, changes := n.tree.Tell(n.cfg.PeerBytes/viewBytes/peers, int((p.bytes/float64(peers)-headBytes)/nameBytes))
-	p.bytes -= float64(peers * (headBytes + nameBytes*changes))
+	head := headBytes
+	if n.relayed {
+		head += relayBytes
+	}
+	s, changes := n.tree.Tell(n.cfg.PeerBytes/viewBytes/peers, (int(p.bytes)/peers-head)/nameBytes)
+	p.bytes -= float64(peers * (head + nameBytes*changes))
 	n.untold = n.tree.Untold()
 	return s
 }

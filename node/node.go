@@ -37,6 +37,7 @@ type Node struct {
 	version     uint64   // of the last rumor spoken
 	purse       purse    // of rumors
 	untold      int      // blocks that the last one left out
+	relayed     bool     // rumors are
 	serving     []string // models, by the engine's word
 	down        bool
 	queue       int
