@@ -280,13 +280,14 @@ func (d *Daemon) speakEvery(ctx context.Context, poll time.Duration) {
 func (d *Daemon) speak() {
 	var rumor gossip.Rumor
 	peers := d.mesh.Peers()
-	leaving := leaving(peers)
+	leaving, relaying := leaving(peers), d.mesh.Relaying()
 	d.locked(func(now time.Time, n *node.Node) {
 		for _, p := range peers {
 			if p.RTT > 0 {
 				n.SetTrip(p.Name, p.RTT)
 			}
 		}
+		n.SetRelayed(relaying)
 		rumor = n.Speak(now)
 		for f := range d.forwards {
 			if n.Suspected(now, f.peer) && !leaving[f.peer] {

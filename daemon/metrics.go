@@ -147,6 +147,8 @@ var (
 	descRefused    = desc("hearsay_peer_refused_total", "What the peer port has turned away, by reason.", "reason")
 	descCertEnds   = desc("hearsay_peer_certificate_expiry_timestamp_seconds", "Unix time at which this node's certificate ends.")
 	descRumorBytes = desc("hearsay_rumor_bytes_total", "Bytes of rumors, by direction (sent, received).", "direction")
+	descRelayed    = desc("hearsay_relayed_rumors_total", "Rumors heard from another node than their author, by outcome (news, old).", "outcome")
+	descPulls      = desc("hearsay_pulls_total", "Times that this node asked an author for what relayed rumors lack.")
 )
 
 // Describe implements prometheus.Collector. It names nothing: what is collected
@@ -198,6 +200,9 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	rumors := c.d.mesh.Stats()
 	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesSent), "sent")
 	emit(prometheus.CounterValue, descRumorBytes, float64(rumors.RumorBytesReceived), "received")
+	emit(prometheus.CounterValue, descRelayed, float64(rumors.RelayedNews), "news")
+	emit(prometheus.CounterValue, descRelayed, float64(rumors.RelayedOld), "old")
+	emit(prometheus.CounterValue, descPulls, float64(rumors.Pulls))
 }
 
 var (

@@ -25,7 +25,16 @@ type teller struct {
 const tellEvery = 100 * time.Millisecond
 
 func startTellers(t *testing.T, network *memnet.Network, count int, change func(*Config)) (all []*teller) {
+	all = tellers(t, network, count, change)
 	var nodes []*testNode
+	for _, w := range all {
+		nodes = append(nodes, w.testNode)
+	}
+	eventually(t, time.Minute, "every pair has a stream", func() bool { return connected(nodes) })
+	return all
+}
+
+func tellers(t *testing.T, network *memnet.Network, count int, change func(*Config)) (all []*teller) {
 	for i := 1; i <= count; i++ {
 		w := &teller{view: gossip.NewView(gossip.Config{}), tree: prefix.NewTree(1<<30, 4000)}
 		w.testNode = start(t, network, i, seed, func(c *Config) {
@@ -43,9 +52,8 @@ func startTellers(t *testing.T, network *memnet.Network, count int, change func(
 				return w.view.Told(peer)
 			}
 		})
-		all, nodes = append(all, w), append(nodes, w.testNode)
+		all = append(all, w)
 	}
-	eventually(t, time.Minute, "every pair has a stream", func() bool { return connected(nodes) })
 	return all
 }
 
@@ -87,6 +95,10 @@ func mustKnow(t *testing.T, all []*teller) {
 			all := w.view.Peers(time.Now())
 			i := slices.IndexFunc(all, func(p gossip.Peer) bool { return p.Name == peer.name })
 			w.mu.Unlock()
+			if i < 0 {
+				t.Errorf("%s has not heard of %s: %+v", w.name, peer.name, w.peer(peer.name))
+				continue
+			}
 			if told != peer.version || missing > 0 || all[i].Blocks != peer.tree.Len() {
 				t.Errorf("%s holds version %d of %s, which is at %d: of %d blocks %d, %d missing",
 					w.name, told, peer.name, peer.version, peer.tree.Len(), all[i].Blocks, missing)

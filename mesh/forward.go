@@ -117,6 +117,8 @@ func (m *Mesh) route(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case path == upgradeRumors.path:
 		m.acceptRumors(w, r)
+	case path == upgradePulls.path:
+		m.acceptPull(w, r)
 	case path == upgradeStreams.path:
 		if version := m.port.fits(w, r, upgradeStreams); version > 0 {
 			m.meet(r.Header.Get(headerFrom), r.Header.Get(headerAddr))

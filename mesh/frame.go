@@ -21,6 +21,12 @@ const (
 	frameAck     byte = 2 // life u64, version u64, big-endian: the newest rumor read
 	frameGoodbye byte = 3 // no payload: the sender leaves; the receiver closes the connection
 	frameHold    byte = 4 // life u64, told u64, answers u64, big-endian: what the sender holds of the receiver's tree
+
+	// From relaySpoken on:
+	frameRelayed  byte = 5 // a rumor in the author's bytes, signed, see appendRelayed
+	frameDigest   byte = 6 // gossip.Relay.AppendDigest: what the sender has heard, for the receiver to tell what is later
+	frameAnswered byte = 7 // no payload: that has been told, as far as there was room
+	frameRest     byte = 8 // no payload: the sender, which dialled, needs the stream no more; the receiver closes it
 )
 
 const (
@@ -67,6 +73,12 @@ func frame(kind byte, b []byte) []byte {
 	binary.BigEndian.PutUint32(b, uint32(len(b)-frameHeader))
 	b[4] = kind
 	return b
+}
+
+// appendFrame appends a frame to b.
+func appendFrame(b []byte, kind byte, payload []byte) []byte {
+	b = append(binary.BigEndian.AppendUint32(b, uint32(len(payload))), kind)
+	return append(b, payload...)
 }
 
 // ack is the payload of an ack, and names a rumor.

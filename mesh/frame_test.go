@@ -84,10 +84,10 @@ func TestATreeIsEncodedOnce(t *testing.T) {
 	var said speech
 	say := func() (whole, change []byte) {
 		said.say(r)
-		s, make0, _ := said.since(time.Time{}, hold{})
-		_, make1, _ := said.since(time.Time{}, hold{life: r.Life, told: 1})
-		_, again, _ := said.since(time.Time{}, hold{life: r.Life, told: 1})
-		_, stranger, _ := said.since(time.Time{}, hold{life: r.Life - 1, told: 1})
+		s, make0, _ := said.since(time.Time{}, hold{}, false)
+		_, make1, _ := said.since(time.Time{}, hold{life: r.Life, told: 1}, false)
+		_, again, _ := said.since(time.Time{}, hold{life: r.Life, told: 1}, false)
+		_, stranger, _ := said.since(time.Time{}, hold{life: r.Life - 1, told: 1}, false)
 		whole, change = make0(), make1()
 		if &again()[0] != &change[0] || &stranger()[0] != &whole[0] {
 			t.Error("bytes that were made are made again")

@@ -47,12 +47,13 @@ const (
 	refusedNaming    = "naming"    // another cluster key, or other names of prefixes
 	refusedFrame     = "frame"     // a rumor stream that is none
 	refusedMember    = "member"    // membership that no node would speak
+	refusedForged    = "forged"    // a relayed rumor that its author has not signed
 )
 
 // Reasons are all for which the port turns away, as Mesh.Refused has them.
 var Reasons = append([]string{
 	refusedPlaintext, refusedHandshake, refusedSlow, refusedFlood, refusedFull, refusedRequest,
-	refusedVersion, refusedName, refusedNaming, refusedFrame, refusedMember,
+	refusedVersion, refusedName, refusedNaming, refusedFrame, refusedMember, refusedForged,
 }, cert.Reasons...)
 
 // turnAway counts what the port refuses, and warns of it once a minute for each
@@ -286,7 +287,7 @@ const expiryWarning = 14 * 24 * time.Hour
 // trusted no longer.
 func (m *Mesh) watchCertificates() {
 	id, log := m.cfg.Identity, m.log
-	said, daily := "", rate.Sometimes{Interval: 24 * time.Hour}
+	said, daily, checked := "", rate.Sometimes{Interval: 24 * time.Hour}, rate.Sometimes{Interval: time.Minute}
 	for {
 		if left := time.Until(id.Expires()); left < expiryWarning {
 			daily.Do(func() {
@@ -306,6 +307,11 @@ func (m *Mesh) watchCertificates() {
 			log.Info("peer certificates read again", "ends", id.Expires())
 		}
 		m.port.recheck()
+		if changed {
+			m.recheckAuthors()
+		} else {
+			checked.Do(m.recheckAuthors)
+		}
 	}
 }
 

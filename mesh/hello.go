@@ -14,7 +14,7 @@ import (
 //	GET /hearsay/v1/rumors HTTP/1.1
 //	Host: 10.0.0.2:7946
 //	Connection: Upgrade
-//	Upgrade: hearsay-rumor/1
+//	Upgrade: hearsay-rumor/2, hearsay-rumor/1
 //	Hearsay-From: n1
 //	Hearsay-To: n2              (who should be at that address)
 //	Hearsay-Addr: 10.0.0.1:7946 (where the dialler itself is dialled)
@@ -32,9 +32,13 @@ type upgrade struct {
 }
 
 var (
-	upgradeRumors  = upgrade{"/hearsay/v1/rumors", "hearsay-rumor", 1, 1}
+	upgradeRumors  = upgrade{"/hearsay/v1/rumors", "hearsay-rumor", 1, 2}
+	upgradePulls   = upgrade{"/hearsay/v1/pulls", "hearsay-pull", 1, 1}
 	upgradeStreams = upgrade{"/hearsay/v1/streams", "hearsay-stream", 1, 1}
 )
+
+// relaySpoken is the first version of the protocol of rumors in which they are relayed.
+const relaySpoken = 2
 
 const (
 	headerFrom = "Hearsay-From"
@@ -158,5 +162,8 @@ func (m *Mesh) heard(p *peer, life uint64) {
 	p.heardAt, p.Trouble, p.lost = time.Now(), "", false
 	if p.here() {
 		p.life = max(p.life, life)
+	}
+	if p.State == StateSuspect && !p.spareAt.IsZero() {
+		p.State = StateAlive // it needs no stream
 	}
 }

@@ -50,8 +50,12 @@ func hostile(chance *rand.Rand, good []byte) []byte {
 // hostileFrame is a frame of whatever kind with a spoilt payload, or one whose length
 // is not that of what follows.
 func hostileFrame(chance *rand.Rand, rumor []byte) []byte {
-	payload := [][]byte{rumor, ack{chance.Uint64(), chance.Uint64()}.frame()[frameHeader:], nil, []byte("GET / HTTP/1.1\r\n\r\n")}[chance.IntN(4)]
-	b := frame(byte(chance.IntN(8)), append(make([]byte, frameHeader), hostile(chance, payload)...))
+	change := gossip.Rumor{Author: "n1", Life: 1, Version: chance.Uint64(), Every: time.Second, Change: &gossip.Change{Since: chance.Uint64()}}
+	payload := [][]byte{
+		rumor, ack{chance.Uint64(), chance.Uint64()}.frame()[frameHeader:], nil, []byte("GET / HTTP/1.1\r\n\r\n"),
+		appendRelayed(nil, []byte("signature"), change.AppendBinary(nil)), new(gossip.Relay).AppendDigest(nil, chance.Uint64()),
+	}[chance.IntN(6)]
+	b := frame(byte(chance.IntN(10)), append(make([]byte, frameHeader), hostile(chance, payload)...))
 	if chance.IntN(8) == 0 {
 		binary.BigEndian.PutUint32(b, chance.Uint32()>>chance.IntN(32))
 	}

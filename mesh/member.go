@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -45,6 +46,13 @@ type peer struct {
 	unlink context.CancelFunc // ends keepLink, on the side that dials
 	stream *stream
 	life   uint64 // the latest heard since it came
+
+	old       bool                // speaks no version that relays
+	spareAt   time.Time           // since when no stream with it is needed; zero: one is
+	chain     []*x509.Certificate // that it has shown last
+	pullAt    time.Time           // when it is to be pulled; zero: it is not
+	pulledAt  time.Time           // when it last was
+	pullAgain time.Duration       // and how long after that it is not
 
 	heardAt time.Time // the last rumor of it
 	lost    bool      // OnLost was told, and nothing heard since
@@ -131,14 +139,9 @@ func (e *watcher) NotifyJoin(n *memberlist.Node) {
 		p = &peer{Peer: Peer{Name: n.Name}}
 		m.peers[n.Name] = p
 	}
-	p.Addr, p.member = n.Address(), true
+	p.Addr, p.member, p.old, p.spareAt, p.pullAgain = n.Address(), true, false, time.Time{}, 0
 	told := m.present(p)
-	if m.cfg.Name < p.Name && !m.closed && !m.leaving && p.unlink == nil {
-		ctx, cancel := context.WithCancel(m.ctx)
-		p.unlink = cancel
-		addr := p.Addr
-		m.wg.Go(func() { m.keepLink(ctx, p, addr) })
-	}
+	m.relink()
 	m.mu.Unlock()
 	told(p.Name)
 }
@@ -153,16 +156,15 @@ func (e *watcher) NotifyLeave(n *memberlist.Node) {
 		m.mu.Unlock()
 		return
 	}
-	p.member = false
-	if p.unlink != nil {
-		p.unlink()
-		p.unlink = nil
-	}
+	p.member, p.chain = false, nil
+	m.relay.Forget(p.Name)
+	m.unlink(p)
 	if p.stream != nil {
 		p.stream.hangUp()
 		p.stream = nil
 	}
 	told := m.absent(p, StateDead)
+	m.relink()
 	m.mu.Unlock()
 	m.part()
 	told(p.Name)
@@ -312,10 +314,11 @@ func (m *Mesh) missing(lost *[]stray) (addrs []string, seeds int, err error) {
 	}
 	var others []string
 	known := []string{m.Addr()}
+	now, patience := time.Now(), m.patience()
 	m.mu.Lock()
 	for name, p := range m.peers {
 		switch {
-		case p.stream != nil:
+		case p.stream != nil || p.member && p.heardLately(now, patience):
 			known = append(known, p.Addr)
 		case !p.member && time.Since(p.goneAt) > forgetAfter:
 			if p.State == StateDead {

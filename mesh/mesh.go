@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
 	"github.com/hearsay-project/hearsay/gossip"
@@ -55,13 +56,14 @@ type Config struct {
 	// or minus a uniform jitter: the paper's communication delay, for experiments.
 	LinkDelay, LinkJitter time.Duration
 
-	RumorBytes int  // a second: whole trees wait for it to leave room, one after the other; 0: no limit
+	RelayAbove int  // nodes; where there are more, rumors are relayed; 0: never. The same on all nodes
+	RumorBytes int  // a second: whole trees wait for it to leave room, one after the other, and what is passed on likewise; 0: no limit
 	Whole      bool // every rumor has the whole tree, as the paper's broadcast, whatever peers hold of it
 
 	Handler http.Handler // requests forwarded by peers; nil: 404
 
-	// OnRumor is called by the author's stream, which reads no further until it
-	// returns. The others are called one at a time, in order, and must not block:
+	// OnRumor is called by the stream that the rumor came on, which reads no further
+	// until it returns. The others are called one at a time, in order, and must not block:
 	// membership waits for them. None may call the mesh.
 	OnRumor func(gossip.Rumor)
 	// Told returns which version of peer's tree, and of which life, is held: what
@@ -94,7 +96,10 @@ type Peer struct {
 
 // Stats counts since Open. The mesh's own do so whatever peers are forgotten.
 type Stats struct {
-	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors, headers included
+	RumorBytesSent, RumorBytesReceived uint64 // frames that carry rumors or digests, headers included
+
+	RelayedNews, RelayedOld uint64 // rumors of third nodes taken in, and those that said nothing new
+	Pulls                   uint64 // begun
 }
 
 // Mesh is an open peer port. All its methods may be called from anywhere.
@@ -115,16 +120,21 @@ type Mesh struct {
 	clashSeldom rate.Sometimes // says which names clash
 	opened      time.Time
 	speech      speech
-	turn        sync.Mutex // held while a change of membership is made and told; before mu
+	pulled      *semaphore.Weighted // pulls that are answered
+	pullable    chan struct{}       // wakes pull
+	turn        sync.Mutex          // held while a change of membership is made and told; before mu
 
 	mu      sync.Mutex
 	peers   map[string]*peer
 	stats   Stats
+	relay   gossip.Relay
 	clashes map[string]*clash // by name
 	sought  bool              // every seed was asked once
 	settled bool
 	leaving bool
 	closed  bool
+
+	relaying, inquiring, pulling bool // rumors are relayed; inquire and pull run
 }
 
 // Open serves the port and begins to join. It does not wait for seeds: they are
@@ -140,11 +150,13 @@ func Open(cfg Config) (_ *Mesh, err error) {
 		return nil, err
 	}
 	m := &Mesh{
-		cfg: cfg, log: cfg.Log, speech: speech{whole: cfg.Whole, rate: float64(cfg.RumorBytes)}, peers: map[string]*peer{},
+		cfg: cfg, log: cfg.Log, speech: speech{whole: cfg.Whole, purse: purse{rate: float64(cfg.RumorBytes)}}, peers: map[string]*peer{},
 		addr:    net.JoinHostPort(ip.String(), strconv.Itoa(tcpPort)),
 		clashes: map[string]*clash{}, clashSeldom: rate.Sometimes{Interval: time.Minute},
 		parted: make(chan struct{}, 1), opened: time.Now(),
+		pulled: semaphore.NewWeighted(pulledMax), pullable: make(chan struct{}, 1),
 	}
+	m.speech.seal = m.seal
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.port = newPort(&port{
 		name: cfg.Name, addr: m.addr, raw: cfg.Dial, cert: cfg.Identity, delay: cfg.LinkDelay, jitter: cfg.LinkJitter,
@@ -261,6 +273,7 @@ func (m *Mesh) Addr() string { return m.addr }
 // still waits, r takes its place. Who connects later hears it first.
 func (m *Mesh) Broadcast(r gossip.Rumor) {
 	m.speech.say(r)
+	m.tend(time.Now())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.peers {

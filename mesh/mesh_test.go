@@ -83,7 +83,7 @@ func (n *testNode) say(version uint64) {
 // Its host is 127.0.0.<i>, loopback to the mesh and a host of its own to memnet.
 func start(t *testing.T, network *memnet.Network, i int, seeds []string, change func(*Config)) *testNode {
 	t.Helper()
-	n := &testNode{name: fmt.Sprintf("n%d", i), host: fmt.Sprintf("127.0.0.%d", i), heard: map[string][]uint64{}}
+	n := &testNode{name: nodeName(i), host: fmt.Sprintf("127.0.0.%d", i), heard: map[string][]uint64{}}
 	listener, err := network.Listen(n.host + ":7946")
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +111,8 @@ func start(t *testing.T, network *memnet.Network, i int, seeds []string, change 
 	})
 	return n
 }
+
+func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
 var seed = []string{"127.0.0.1:7946"}
 

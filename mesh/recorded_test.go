@@ -100,7 +100,7 @@ func TestRecordPeers(t *testing.T) {
 		naming := Naming{"hearsay/prefix/1", 64, "6b6579"}
 		n2 := start(t, network, 2, nil, func(c *Config) {
 			accepted.Listener = c.Listener
-			c.Listener, c.Naming = accepted, naming
+			c.Listener, c.Naming, c.RelayAbove = accepted, naming, 1
 		})
 		n1 := start(t, network, 1, []string{n2.Addr()}, func(c *Config) {
 			dial := c.Dial
@@ -111,7 +111,7 @@ func TestRecordPeers(t *testing.T) {
 				}
 				return dialled.keep(conn), nil
 			}
-			c.Naming = naming
+			c.Naming, c.RelayAbove = naming, 1
 		})
 		eventually(t, time.Minute, "they are connected", func() bool { return connected([]*testNode{n1, n2}) })
 		for i, tree := range []int{200, 300, 300} {

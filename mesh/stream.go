@@ -28,6 +28,7 @@ const (
 
 var (
 	errLeft  = errors.New("peer said goodbye")
+	errRest  = errors.New("rumors are relayed, and this stream is needed no more")
 	errStuck = errors.New("peer acknowledges nothing")
 )
 
@@ -42,6 +43,8 @@ type stream struct {
 	done   chan struct{} // closed when reading has ended: the writer ends too
 	gone   chan struct{} // closed when the stream has ended for everyone
 
+	answered chan struct{} // the peer has told what this node asked
+
 	mu      sync.Mutex
 	hung    bool   // reading is to end
 	speak   bool   // there is something new to say
@@ -51,8 +54,11 @@ type stream struct {
 	ack     *ack
 	hold    *hold
 	goodbye bool
-	timed   ack       // the rumor whose ack gives the next round trip
-	timedAt time.Time // zero: none is under way
+	ask     bool           // what the peer has heard later
+	digest  *gossip.Digest // that the peer asks for what is later than
+	rest    bool           // the stream is needed no more
+	timed   ack            // the rumor whose ack gives the next round trip
+	timedAt time.Time      // zero: none is under way
 }
 
 // give puts something into a slot under the stream's lock and wakes the writer.
@@ -94,6 +100,12 @@ func (s *stream) hangUp() {
 	defer s.mu.Unlock()
 	s.hung = true
 	s.conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (s *stream) resting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rest
 }
 
 func (s *stream) hungUp() bool {
@@ -139,8 +151,9 @@ func (s *stream) write() {
 			return
 		}
 		s.mu.Lock()
-		a, h, speak, goodbye := s.ack, s.hold, s.speak, s.goodbye
-		s.ack, s.hold, s.speak = nil, nil, false
+		a, h, speak, goodbye, rest := s.ack, s.hold, s.speak, s.goodbye, s.rest
+		ask, digest := s.ask, s.digest
+		s.ack, s.hold, s.speak, s.ask, s.digest = nil, nil, false, false, nil
 		s.mu.Unlock()
 		if a != nil && s.send(a.frame()) != nil {
 			return
@@ -151,10 +164,20 @@ func (s *stream) write() {
 		if speak && s.sendRumor() != nil {
 			return
 		}
-		if goodbye {
+		if ask && s.sendDigest() != nil {
+			return
+		}
+		if digest != nil && s.sendNewer(*digest) != nil {
+			return
+		}
+		if goodbye || rest {
 			// The peer closes. Closing first could reset the connection, and the
 			// goodbye with it, if something of the peer's lies here unread.
-			if s.send(frame(frameGoodbye, make([]byte, frameHeader))) == nil {
+			last := frameGoodbye
+			if !goodbye {
+				last = frameRest
+			}
+			if s.send(appendFrame(nil, last, nil)) == nil {
 				<-s.done
 			}
 			return
@@ -165,12 +188,13 @@ func (s *stream) write() {
 // sendRumor sends what the peer does not know yet. The stream loses nothing, so what
 // was sent is what the peer holds, unless it says otherwise.
 func (s *stream) sendRumor() error {
+	relay := s.speaks >= relaySpoken && s.mesh.Relaying()
 	s.mu.Lock()
 	if !s.timedAt.IsZero() && time.Since(s.timedAt) > writeStall+s.mesh.port.roundTrip() {
 		s.mu.Unlock()
 		return errStuck // it takes small rumors into the buffers of its connection, and reads none
 	}
-	r, encode, held := s.mesh.speech.since(time.Now(), s.held)
+	r, encode, held := s.mesh.speech.since(time.Now(), s.held, relay)
 	if r == nil || r.Version == s.sent {
 		s.mu.Unlock()
 		return nil
@@ -233,6 +257,17 @@ func (s *stream) read() error {
 			err = s.holds(payload)
 		case frameGoodbye:
 			return errLeft
+		case frameRelayed:
+			err = s.relayed(payload)
+		case frameDigest:
+			err = s.asked(payload)
+		case frameAnswered:
+			select {
+			case s.answered <- struct{}{}:
+			default:
+			}
+		case frameRest:
+			return errRest
 		}
 		if err != nil {
 			return badFrame{err}
@@ -241,21 +276,30 @@ func (s *stream) read() error {
 }
 
 func (s *stream) hear(payload []byte) error {
-	r, err := gossip.DecodeRumor(payload)
+	r, err := s.peer.says(payload)
 	if err != nil {
 		return err
 	}
-	if r.Author != s.peer.Name {
-		return fmt.Errorf("rumor by %q, and a node speaks only for itself", r.Author)
-	}
 	s.mesh.count(s.peer, 0, frameHeader+len(payload))
-	s.give(func() { s.ack = &ack{r.Life, r.Version} })
-	s.mesh.cfg.OnRumor(r)
-	if life, told := s.mesh.cfg.Told(r.Author); life != r.Life || told < r.Version {
-		s.give(func() { s.hold = &hold{life: life, told: told, answers: r.Version} })
-	}
-	s.mesh.heard(s.peer, r.Life)
+	s.take(r, nil)
 	return nil
+}
+
+// take takes in a rumor of the peer's own, of which payload is what others may pass on.
+func (s *stream) take(r gossip.Rumor, payload []byte) {
+	s.give(func() { s.ack = &ack{r.Life, r.Version} })
+	if held, ok := s.mesh.take(s.peer, r, payload); !ok {
+		s.give(func() { s.hold = &held })
+	}
+}
+
+// says reads a rumor that came from p itself.
+func (p *peer) says(payload []byte) (gossip.Rumor, error) {
+	r, err := gossip.DecodeRumor(payload)
+	if err == nil && r.Author != p.Name {
+		err = fmt.Errorf("rumor by %q, and a node speaks only for itself", r.Author)
+	}
+	return r, err
 }
 
 func (s *stream) acked(payload []byte) error {
@@ -336,57 +380,11 @@ func (m *Mesh) unlinked(name string, err error) slog.Level {
 	}
 }
 
-// acceptRumors serves the stream of a peer with a smaller name: of each pair the
-// smaller name dials, so that there is one stream and not two.
-func (m *Mesh) acceptRumors(w http.ResponseWriter, r *http.Request) {
-	version := m.port.fits(w, r, upgradeRumors)
-	if version == 0 {
-		return
-	}
-	from, addr := r.Header.Get(headerFrom), r.Header.Get(headerAddr)
-	known := "" // where membership has it
-	m.mu.Lock()
-	p, leaving := m.peers[from], m.leaving
-	if p != nil && p.member {
-		known = p.Addr
-	}
-	m.mu.Unlock()
-	switch {
-	case from == m.cfg.Name:
-		m.port.refuse(w, r, http.StatusConflict, refusedName, "two nodes are called "+from+"; give one another --name")
-		return
-	case from > m.cfg.Name:
-		m.port.refuse(w, r, http.StatusBadRequest, refusedRequest, fmt.Sprintf("%s dials %s, not the other way: the smaller name dials", m.cfg.Name, from))
-		return
-	case leaving:
-		http.Error(w, m.cfg.Name+" is leaving", http.StatusServiceUnavailable)
-		return
-	case known == "":
-		// Membership spreads by gossip, so the dialler may know of this node first.
-		http.Error(w, fmt.Sprintf("%s has not heard of %s yet", m.cfg.Name, from), http.StatusServiceUnavailable)
-		return
-	case known != addr:
-		// Another node of that name, or the same one that has moved and whose old
-		// place is not known to be dead yet.
-		m.clash(from, known, addr)
-		http.Error(w, fmt.Sprintf("to %s %s is the node at %s; two nodes may have one name", m.cfg.Name, from, known), http.StatusConflict)
-		return
-	}
-	if sentence := m.cfg.Naming.differ(m.cfg.Name, from, r.Header.Get(headerNames)); sentence != "" {
-		m.trouble(from, sentence)
-		m.port.refuse(w, r, http.StatusPreconditionFailed, refusedNaming, sentence)
-		return
-	}
-	if conn := m.port.accept(w, upgradeRumors, version, m.greeting(from)); conn != nil {
-		m.remember(r.Header)
-		m.newStream(p, conn, version).run()
-	}
-}
-
 func (m *Mesh) newStream(p *peer, conn net.Conn, version int) *stream {
 	return &stream{
 		mesh: m, peer: p, conn: conn, speaks: version,
 		wake: make(chan struct{}, 1), done: make(chan struct{}), gone: make(chan struct{}),
+		answered: make(chan struct{}, 1),
 	}
 }
 
@@ -405,6 +403,11 @@ func (m *Mesh) attach(s *stream) bool {
 		p.stream.hangUp()
 	}
 	p.stream = s
+	p.show(s.conn)
+	if old := s.speaks < relaySpoken; p.old != old {
+		p.old = old
+		m.relink()
+	}
 	back := p.State == StateSuspect && p.Trouble == ""
 	told := m.present(p)
 	m.mu.Unlock()
@@ -426,6 +429,8 @@ func (m *Mesh) detach(s *stream, err error) {
 		level = slog.LevelDebug
 	case errors.Is(err, errLeft):
 		told = m.absent(p, StateLeft)
+	case errors.Is(err, errRest) || s.resting(): // it is heard by relay
+		level = slog.LevelDebug
 	case p.lost: // again, and nothing was heard of it meanwhile
 		p.State, level = StateSuspect, slog.LevelDebug
 	default:
@@ -438,8 +443,11 @@ func (m *Mesh) detach(s *stream, err error) {
 			p.Trouble = fmt.Sprintf("what %s says cannot be read: %v", p.Name, bad)
 		}
 	}
+	stray := !p.heardLately(time.Now(), silentPull)
 	m.mu.Unlock()
-	m.part()
+	if stray {
+		m.part()
+	}
 	m.log.Log(context.Background(), level, "rumor stream ended", "peer", p.Name, "why", reason(err))
 	if broken {
 		m.port.turnAway(refusedFrame, "peer broke the protocol of rumors", "peer", p.Name, "err", bad)

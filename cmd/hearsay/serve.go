@@ -138,7 +138,8 @@ func (f *serveFlags) peerFlags(s *pflag.FlagSet) {
 	s.StringVar(&f.mesh.Advertise, "advertise", "", "`host:port` at which peers reach the peer port; default the address it is bound to")
 	s.StringArrayVar(&f.mesh.Join, "join", nil, "`host:port` or dns:name:port of any member; may be repeated")
 	s.DurationVar(&f.node.Poll, "poll", 500*time.Millisecond, "interval between rumors, 20ms to 300s")
-	s.IntVar(&f.node.RumorBytes, "rumor-bytes", 1<<20, "`bytes` a second of all rumors that this node sends in delta mode; beyond it the most recently used blocks are told first")
+	s.IntVar(&f.mesh.RelayAbove, "relay-above", 64, "`nodes` above which rumors are relayed by neighbours, in delta mode, and not told by each node to every other; the same on every node")
+	s.IntVar(&f.node.RumorBytes, "rumor-bytes", 1<<20, "`bytes` a second of all rumors that this node sends in delta mode, its own and those it relays; beyond it the most recently used blocks are told first")
 	s.IntVar(&f.node.PeerBytes, "peer-memory", 256<<20, "`bytes` for what is believed of all peers; the same on every node, which tells no more than its share")
 	s.StringVar(&f.gossip, "gossip", "delta", "`mode`: delta tells each peer what has changed since what it holds, paper the complete tree each interval")
 	s.StringVar(&f.cert.Cert, "peer-cert", "", "certificate `file` of this node (TLS 1.3, both sides); it is for --name, and read again when it changes, as the next three are")
@@ -253,6 +254,7 @@ func (f *serveFlags) check() error {
 		{f.daemon.KVEvents.Endpoint != "" || f.daemon.KVEvents.Replay+f.daemon.KVEvents.Topic == "" && f.daemon.KVEvents.Ranks == 1, "kv-events", "given where --kv-events-replay, --kv-events-ranks or --kv-events-topic is"},
 		{f.daemon.KVEvents.Endpoint == "" || f.engine != "builtin", "engine", "a URL or emulated where --kv-events is given: builtin publishes none"},
 		{f.gossip == "delta" || f.gossip == "paper", "gossip", "delta or paper"},
+		{f.mesh.RelayAbove > 0, "relay-above", "at least 1; 1024 or more is never"},
 		{f.node.RumorBytes > 0, "rumor-bytes", "at least 1"},
 		{f.node.PeerBytes > 0, "peer-memory", "at least 1"},
 	} {
