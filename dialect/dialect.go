@@ -1,8 +1,8 @@
 // Package dialect reads what passes between clients and LLM engines, in the
 // languages that the engines speak: which paths there are (Lookup), a request
-// as far as routing needs it (Read), an answer as far as learning needs it
-// (Scanner), and what it takes to have a broken stream from another engine
-// (Joiner).
+// as far as routing needs it (Read), one for the head of its prompt (Cut) or for
+// the prompt's tokens (Tokenize), an answer as far as learning needs it (Scanner),
+// and what it takes to have a broken stream from another engine (Joiner).
 //
 // It reads in passing. No byte is changed but those that the caller asks to
 // have replaced, by offset; what cannot be read has no name to be routed by and

@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"bytes"
-	"cmp"
 	"slices"
 )
 
@@ -54,7 +53,7 @@ func Tokenize(e Endpoint, body []byte, sglang bool) (ask []byte, ids []uint32) {
 	case OllamaChat:
 		for m := range c.elements(c.top("messages")) {
 			c.lost = c.lost || !c.empty(c.member(m, "images"))
-			c.say(c.member(m, "role"), c.member(m, "content"))
+			c.sayText(c.member(m, "role"), c.member(m, "content"))
 		}
 	case Messages:
 		c.messages()
@@ -164,17 +163,38 @@ func (c *conversation) ollamaGenerate() []byte {
 	return c.ask().with("prompt", quoted(text)).end()
 }
 
-// texts looks for anything but text in the content of a message.
-func (c *conversation) texts(content value) {
-	for part := range c.elements(content) {
-		c.lost = c.lost || c.kind(part) != '"' && c.kind(c.member(part, "text")) != '"'
+// texts returns those of a list of parts, which must have nothing else.
+func (c *conversation) texts(list value) (texts []value) {
+	for part := range c.elements(list) {
+		text := part
+		if c.kind(part) == '{' {
+			text = c.member(part, "text")
+		}
+		c.lost = c.lost || c.kind(text) != '"'
+		texts = append(texts, text)
 	}
+	return texts
 }
 
-// say adds a message of a text.
-func (c *conversation) say(role, content value) {
-	c.lost = c.lost || c.kind(role) != '"' || c.kind(content) != '"'
-	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", c.raw(content)).end())
+// parts makes a list of texts as OpenAI's chats have it.
+func (c *conversation) parts(texts []value) []byte {
+	var parts [][]byte
+	for _, text := range texts {
+		parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(text)).end())
+	}
+	return array(parts)
+}
+
+// say adds a message of a role and a content, in JSON.
+func (c *conversation) say(role, content []byte) {
+	c.lost = c.lost || len(role) == 0 || role[0] != '"' || len(content) == 0
+	c.list = append(c.list, object(nil).with("role", role).with("content", content).end())
+}
+
+// sayText adds one of a text.
+func (c *conversation) sayText(role, text value) {
+	c.lost = c.lost || c.kind(text) != '"'
+	c.say(c.raw(role), c.raw(text))
 }
 
 // call is a call of a tool, whose arguments are a text.
@@ -187,35 +207,19 @@ func (c *conversation) call(id, name value, arguments []byte) []byte {
 // result adds a message with what a tool has given: a text, or several, which vLLM puts
 // on lines of their own and SGLang leaves to the template.
 func (c *conversation) result(id, content value) {
-	var text []byte
-	switch k := c.kind(content); {
-	case k == '"':
-		text = c.raw(content)
-	case k == '[':
-		c.texts(content)
+	text := quoted(c.str(content))
+	if c.kind(content) == '[' {
+		texts := c.texts(content)
 		var pieces [][]byte
-		for part := range c.elements(content) {
-			pieces = append(pieces, c.str(c.member(part, "text")))
+		for _, piece := range texts {
+			pieces = append(pieces, c.str(piece))
 		}
-		if text = quoted(bytes.Join(pieces, []byte{'\n'})); c.sglang && len(pieces) > 1 {
-			text = c.parts(content)
+		if text = quoted(bytes.Join(pieces, []byte{'\n'})); c.sglang && len(texts) > 1 {
+			text = c.parts(texts)
 		}
-	case c.null(content):
-		text = quoted(nil)
-	default:
-		c.lost = true
 	}
-	c.lost = c.lost || c.kind(id) != '"'
+	c.lost = c.lost || c.kind(id) != '"' || c.kind(content) == '{'
 	c.list = append(c.list, object(nil).with("role", []byte(`"tool"`)).with("tool_call_id", c.raw(id)).with("content", text).end())
-}
-
-// parts returns the texts of a list of parts, as OpenAI's chats have them.
-func (c *conversation) parts(list value) []byte {
-	var parts [][]byte
-	for part := range c.elements(list) {
-		parts = append(parts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(c.member(part, "text"))).end())
-	}
-	return array(parts)
 }
 
 // messages makes a chat of Anthropic's.
@@ -230,7 +234,7 @@ func (c *conversation) messages() {
 		if c.kind(content) == '[' {
 			c.blocks(role, content)
 		} else {
-			c.say(role, content)
+			c.sayText(role, content)
 		}
 	}
 	for tool := range c.elements(c.top("tools")) {
@@ -259,7 +263,7 @@ func (c *conversation) system(v value) {
 		text = append(text, piece...)
 	}
 	if len(text) > 0 {
-		c.list = append(c.list, object(nil).with("role", []byte(`"system"`)).with("content", quoted(text)).end())
+		c.say([]byte(`"system"`), quoted(text))
 	}
 }
 
@@ -272,10 +276,13 @@ func (c *conversation) blocks(role, content value) {
 		text := c.member(block, "text")
 		switch kind := string(c.str(c.member(block, "type"))); {
 		case kind == "text" && c.kind(text) == '"' && !c.empty(text):
-			m.first = cmp.Or(m.first, text)
-			m.texts = append(m.texts, object(nil).with("type", []byte(`"text"`)).with("text", c.raw(text)).end())
+			m.texts = append(m.texts, text)
 		case kind == "tool_use" && own:
-			m.calls = append(m.calls, c.call(c.member(block, "id"), c.member(block, "name"), quoted(c.raw(c.member(block, "input")))))
+			arguments := c.raw(c.member(block, "input"))
+			if len(arguments) == 0 {
+				arguments = []byte("{}")
+			}
+			m.calls = append(m.calls, c.call(c.member(block, "id"), c.member(block, "name"), quoted(arguments)))
 		case kind == "tool_result" && !own:
 			if c.sglang {
 				c.add(role, m)
@@ -292,14 +299,14 @@ func (c *conversation) blocks(role, content value) {
 	c.add(role, m)
 }
 
-// said is what a message says.
+// said is what a message of blocks says.
 type said struct {
-	first        value // text
-	texts, calls [][]byte
-	thoughts     []byte
+	texts    []value
+	calls    [][]byte
+	thoughts []byte
 }
 
-// add adds a message that says something.
+// add adds such a message, if it says something.
 func (c *conversation) add(role value, m said) {
 	if len(m.texts)+len(m.calls) == 0 {
 		return
@@ -309,9 +316,9 @@ func (c *conversation) add(role value, m said) {
 		out = out.with("reasoning", quoted(m.thoughts))
 	}
 	if len(m.texts) == 1 {
-		out = out.with("content", c.raw(m.first))
+		out = out.with("content", c.raw(m.texts[0]))
 	} else {
-		out = out.with("content", array(m.texts))
+		out = out.with("content", c.parts(m.texts))
 	}
 	c.list = append(c.list, out.with("tool_calls", array(m.calls)).end())
 }
@@ -322,11 +329,11 @@ func (c *conversation) response() {
 	c.lost = c.lost || !c.empty(c.top("tools"))
 	if v := c.top("instructions"); !c.empty(v) {
 		c.lost = c.lost || c.kind(v) != '"'
-		c.list = append(c.list, object(nil).with("role", []byte(`"system"`)).with("content", c.raw(v)).end())
+		c.say([]byte(`"system"`), c.raw(v))
 	}
 	input := c.top("input")
 	if c.kind(input) == '"' {
-		c.list = append(c.list, object(nil).with("role", []byte(`"user"`)).with("content", c.raw(input)).end())
+		c.say([]byte(`"user"`), c.raw(input))
 		return
 	}
 	spoke := false // the model, last: what it says next some versions add to that
@@ -337,7 +344,12 @@ func (c *conversation) response() {
 		spoke = own
 		switch kind {
 		case "", "message":
-			c.item(c.member(item, "role"), c.member(item, "content"))
+			role, content := c.member(item, "role"), c.member(item, "content")
+			if c.kind(content) == '[' {
+				c.say(c.raw(role), c.parts(c.texts(content)))
+			} else {
+				c.sayText(role, content)
+			}
 		case "function_call":
 			call := c.call(c.member(item, "call_id"), c.member(item, "name"), c.raw(c.member(item, "arguments")))
 			c.list = append(c.list, object(nil).with("role", []byte(`"assistant"`)).with("tool_calls", array([][]byte{call})).end())
@@ -349,15 +361,4 @@ func (c *conversation) response() {
 			c.lost = true
 		}
 	}
-}
-
-// item adds a message of a response's input.
-func (c *conversation) item(role, content value) {
-	if c.kind(content) != '[' {
-		c.say(role, content)
-		return
-	}
-	c.texts(content)
-	c.lost = c.lost || c.empty(content) || c.kind(role) != '"'
-	c.list = append(c.list, object(nil).with("role", c.raw(role)).with("content", c.parts(content)).end())
 }

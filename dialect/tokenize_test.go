@@ -72,6 +72,11 @@ var tokenized = []struct {
 	},
 	{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"image"}]}]}]}`, "", ""},
 	{"/v1/messages", `{"messages":[{"role":"assistant","content":[]}]}`, "", ""},
+	{
+		"/v1/messages", `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t1","name":"now"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":""}]}]}`,
+		`{"messages":[{"role":"assistant","tool_calls":[{"type":"function","id":"t1","function":{"name":"now","arguments":"{}"}}]},{"role":"tool","tool_call_id":"t1","content":""}]}`, "",
+	},
+	{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":{"type":"text"}}]}]}`, "", ""},
 	{"/v1/messages", `{"messages":[{"role":"system","content":"a"}]}`, "", ""},
 	{"/v1/messages", `{"messages":[` + saidHi + `],"tools":[{"type":"web_search_20250305","name":"web_search"}]}`, "", ""},
 	{"/v1/responses", `{"instructions":"be kind","input":"hi"}`, `{"messages":[{"role":"system","content":"be kind"},` + saidHi + `]}`, ""},
