@@ -210,7 +210,9 @@ func (n *Node) work(l gossip.Load) float64 {
 	return l.Rate * n.speedOf(l).prefill(alikeTokens).Seconds()
 }
 
-func (n *Node) workHere() float64 { return n.meter.rate() * n.speed.prefill(alikeTokens).Seconds() }
+func (n *Node) workHere() float64 {
+	return n.meter.rate() * n.ownSpeed().prefill(alikeTokens).Seconds()
+}
 
 const alikeTokens = 256
 

@@ -301,3 +301,16 @@ func TestAccountsAreBounded(t *testing.T) {
 		t.Error("the account of who was heard is gone")
 	}
 }
+
+// Engines of one speed do as much when as many requests come to each, also while only
+// the peer's is known.
+func TestWorkIsWeighedAlike(t *testing.T) {
+	n := newPriced("a", Config{})
+	n.speed = newSpeed() // a guess
+	load := gossip.Load{Base: ms(1), PerToken: ms(1), Rate: 2}
+	tell(n, start, "b", 1, gossip.Rumor{Load: load})
+	n.meter.came, n.meter.all = 20, 10
+	if here, there := n.workHere(), n.work(load); math.Abs(here-there) > 1e-9 {
+		t.Errorf("two requests a second are %v of the time here, %v there", here, there)
+	}
+}

@@ -12,9 +12,12 @@ import (
 // first 16 blocks of a prompt and 16 depths of each doubling from there, so that a
 // prompt of a thousand blocks costs some hundred entries. Its clock is the requests of its
 // node's clients.
+//
+// Two generations bound it, as they do heads: when the young one is full the old one
+// goes, and with it what was not asked for since.
 type ledger struct {
-	clock   float64
-	entries map[prefix.Hash]*entry
+	clock      float64
+	young, old map[prefix.Hash]*entry
 }
 
 type entry struct {
@@ -25,7 +28,7 @@ type entry struct {
 const (
 	// ledgerSpan requests old, a request no longer counts.
 	ledgerSpan = 2000
-	// ledgerMax entries are kept, of some 100 bytes; then the rarest go.
+	// ledgerMax entries are kept, of some 100 bytes, in both generations together.
 	ledgerMax = 1 << 15
 )
 
@@ -38,18 +41,17 @@ func checkpoint(depth int) int { return depth &^ (stride(depth) - 1) }
 
 // ask counts a request for c.
 func (l *ledger) ask(c prefix.Chain) {
-	if l.entries == nil {
-		l.entries = map[prefix.Hash]*entry{}
-	}
 	l.clock++
 	for depth := 1; depth <= len(c); depth += stride(depth) {
-		e := l.entries[c[depth-1]]
+		e, young := l.entry(c[depth-1])
 		if e == nil {
-			if len(l.entries) >= ledgerMax {
-				l.shrink()
-			}
 			e = &entry{at: l.clock}
-			l.entries[c[depth-1]] = e
+		}
+		if !young {
+			if len(l.young) >= ledgerMax/2 || l.young == nil {
+				l.young, l.old = map[prefix.Hash]*entry{}, l.young
+			}
+			l.young[c[depth-1]] = e
 		}
 		e.count, e.at = e.asked(l.clock)+1, l.clock
 	}
@@ -60,7 +62,17 @@ func (l *ledger) at(c prefix.Chain, depth int) *entry {
 	if depth = checkpoint(min(depth, len(c))); depth <= 0 {
 		return nil
 	}
-	return l.entries[c[depth-1]]
+	e, _ := l.entry(c[depth-1])
+	return e
+}
+
+// entry returns what is kept under a name, nil where nothing is, and whether that stands
+// in the young generation.
+func (l *ledger) entry(h prefix.Hash) (e *entry, young bool) {
+	if e, young = l.young[h]; !young {
+		e = l.old[h]
+	}
+	return e, young
 }
 
 // rate is how many of this node's requests, of one, begin with the first depth
@@ -95,15 +107,4 @@ func (e *entry) asked(clock float64) float64 {
 
 func (e *entry) owed(clock, stay float64) float64 {
 	return e.debt * max(0, 1-(clock-e.due)/max(stay, 1))
-}
-
-// shrink forgets the rarest, until half of the room is free or more.
-func (l *ledger) shrink() {
-	for least := 1.0; len(l.entries) > ledgerMax/2; least *= 2 {
-		for h, e := range l.entries {
-			if e.asked(l.clock) <= least {
-				delete(l.entries, h)
-			}
-		}
-	}
 }

@@ -64,7 +64,7 @@ func TestCheckpoints(t *testing.T) {
 	for length, want := range map[int]int{0: 0, 1: 1, 16: 16, 31: 31, 32: 32, 33: 32, 1024: 112, 100_000: 216} {
 		var l ledger
 		l.ask(chain(1, 1, 0, length))
-		if got := len(l.entries); got != want {
+		if got := len(l.young); got != want {
 			t.Errorf("a chain of %d costs %d entries, want %d", length, got, want)
 		}
 	}
@@ -148,16 +148,34 @@ func TestLedgerIsBounded(t *testing.T) {
 			if j%10 == 0 {
 				l.ask(often)
 			}
-			if len(l.entries) > ledgerMax {
-				t.Fatalf("%d entries", len(l.entries))
+			if held := len(l.young) + len(l.old); held > ledgerMax {
+				t.Fatalf("%d entries", held)
 			}
 		}
 		if got := l.rate(often, 8); got < 0.05 {
 			t.Errorf("what is asked for often has a rate of %v", got)
 		}
 	}
-	if !maps.EqualFunc(ledgers[0].entries, ledgers[1].entries, func(a, b *entry) bool { return *a == *b }) {
+	same := func(a, b *entry) bool { return *a == *b }
+	if !maps.EqualFunc(ledgers[0].young, ledgers[1].young, same) || !maps.EqualFunc(ledgers[0].old, ledgers[1].old, same) {
 		t.Error("the same requests give two ledgers")
+	}
+}
+
+// Where all is asked for once, the debts of the last half are kept at any time.
+func TestLedgerForgetsByAge(t *testing.T) {
+	var l ledger
+	for i := range 2 * ledgerMax {
+		l.ask(chain(i, 0, 1, 1))
+		l.owe(chain(i, 0, 1, 1), 1, 1, 10*ledgerMax)
+		if i%1000 > 0 {
+			continue
+		}
+		for j := max(0, i-ledgerMax/2+1); j <= i; j += 500 {
+			if l.owed(chain(j, 0, 1, 1), 1, 10*ledgerMax) == 0 {
+				t.Fatalf("after %d requests the debt of request %d is gone", i, j)
+			}
+		}
 	}
 }
 
