@@ -37,7 +37,8 @@ type Config struct {
 	// QueueThreshold is how many requests may be here, running or waiting, before
 	// peers are asked to pause; 8. A batching engine runs about that many with
 	// little loss to each; every further prefill is one more that a newcomer
-	// waits for, and then a shorter match elsewhere is the faster answer.
+	// waits for, and then a shorter match elsewhere is the faster answer. By prices
+	// only those count that have no first token yet.
 	QueueThreshold int
 	NoWarming      bool          // compute nothing but what clients ask for
 	WarmShare      float64       // prompt tokens to compute unasked for each that is served, 0 to 1; 0.05

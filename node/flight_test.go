@@ -101,6 +101,29 @@ func TestBounced(t *testing.T) {
 	}
 }
 
+// By prices a node asks for a pause when many wait for their first token, not when many
+// answers are being written.
+func TestAnswersAskForNoPause(t *testing.T) {
+	for _, priced := range []bool{true, false} {
+		n := newPriced("a", Config{QueueThreshold: 4})
+		n.priced = priced
+		var flights []*Flight
+		for i := range 5 {
+			req := requestOf(i+1, 0, 0, 10)
+			flights = append(flights, arrive(n, start, req))
+			n.Queued(start, i+1)
+			if got := n.Pause(start) > 0; got != (i == 4) {
+				t.Errorf("priced %v: %d wait: a pause %v", priced, i+1, got)
+			}
+		}
+		n.Prefilled(start, flights[0].req, flights[0])
+		n.Queued(at(5000), 5)
+		if got := n.Pause(at(5000)) > 0; got == priced {
+			t.Errorf("priced %v: four wait, and one is being answered: a pause %v", priced, got)
+		}
+	}
+}
+
 // A flights is a node beside the list of its flights under way.
 type flights struct {
 	n    *Node

@@ -273,10 +273,15 @@ func (n *Node) Busy(now time.Time, name string, retryAfter time.Duration) {
 }
 
 // Queued tells how many requests are here, running or waiting. Above the threshold
-// the next rumor asks peers to pause (push-back, section 3.2 of the paper).
+// the next rumor asks peers to pause (push-back, section 3.2 of the paper). By prices
+// only those count that have no first token yet.
 func (n *Node) Queued(now time.Time, depth int) {
 	n.queue = max(depth, 0)
-	if n.queue > n.cfg.QueueThreshold {
+	waiting := n.queue
+	if n.priced { // who writes an answer keeps nobody waiting
+		waiting = min(waiting, len(n.pending))
+	}
+	if waiting > n.cfg.QueueThreshold {
 		n.beginPause(now)
 	}
 }
