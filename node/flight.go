@@ -188,7 +188,9 @@ func (n *Node) Begun(now time.Time, f *Flight) {
 	}
 }
 
-// backlog is how long a request that came now would wait for its prefill to begin.
+// backlog is how long a request that came now would wait for its prefill to begin. A
+// prefill that is overdue is taken to need as long again as it is late: an engine that
+// is slower than was thought, or hangs, does not pass for one that is about to be idle.
 func (n *Node) backlog(now time.Time) time.Duration {
 	var total time.Duration
 	for i, f := range n.pending {
@@ -199,7 +201,8 @@ func (n *Node) backlog(now time.Time) time.Duration {
 			total += f.service
 			continue
 		}
-		total += max(0, min(f.service, later(f.at, n.lastFirst).Add(f.service).Sub(now)))
+		left := later(f.at, n.lastFirst).Add(f.service).Sub(now)
+		total += max(min(f.service, left), -left)
 	}
 	return total
 }

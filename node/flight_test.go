@@ -101,6 +101,18 @@ func TestBounced(t *testing.T) {
 	}
 }
 
+// A prefill that is overdue keeps others waiting for as long again as it is late.
+func TestOverdue(t *testing.T) {
+	n := newPriced("a", Config{})
+	arrive(n, start, requestOf(1, 0, 0, 10)) // 160 ms
+	arrive(n, start, requestOf(2, 0, 0, 10))
+	for after, want := range map[int]int{0: 320, 100: 220, 160: 160, 200: 200, 1000: 1000} {
+		if got := n.Backlog(at(after)); got != ms(want) {
+			t.Errorf("after %d ms a backlog of %v, want %d ms", after, got, want)
+		}
+	}
+}
+
 // By prices a node asks for a pause when many wait for their first token, not when many
 // answers are being written.
 func TestAnswersAskForNoPause(t *testing.T) {
