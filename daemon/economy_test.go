@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,7 +157,23 @@ func TestBounce(t *testing.T) {
 	})
 }
 
-// A request is bounced once at most.
+// Who has bounced a request may be asked again, as its word is fresh: but for one that
+// bounces what it was to serve in any case.
+func TestBouncersAreAskedAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCluster(t, 1, stubs{}.engineOf, economic)
+		q := &request{http: httptest.NewRequest(http.MethodPost, "/v1/completions", nil)}
+		for i, within := range []time.Duration{time.Second, time.Second, 0} {
+			q.promise.Within = within
+			c.nodes["n1"].turnBack(q, fmt.Sprint("n", i+2), &failure{bounced: true})
+		}
+		if !slices.Equal(q.route.Bounced, []string{"n2", "n3"}) || !slices.Equal(q.tried, []string{"n4"}) {
+			t.Errorf("%v may be asked again, %v not", q.route.Bounced, q.tried)
+		}
+	})
+}
+
+// Where the word of a bounce is enough, a request is bounced once.
 func TestBouncesDoNotChain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c, law := busyPeer(t, 3)

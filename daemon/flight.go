@@ -38,9 +38,6 @@ func (d *Daemon) dispatch(now time.Time, n *node.Node, q *request, decision node
 	}
 	if !decision.Self {
 		q.promise = node.Promise{Within: decision.Elsewhere}
-		if q.bounced { // once is enough
-			q.promise.Within = 0
-		}
 	}
 }
 
@@ -165,9 +162,6 @@ func (d *Daemon) admit(now time.Time, n *node.Node, q *request) node.Decision {
 	return decision
 }
 
-// bouncing says whether this node is to bounce q.
-func (q *request) bouncing() bool { return q.hop != "" && q.bounced }
-
 // bounce refuses a forward that would be served late, and says how busy this node is.
 func (d *Daemon) bounce(w http.ResponseWriter, q *request) result {
 	w.Header().Set(reportHeader, fmt.Sprintf(bounceFormat, q.report.Backlog.Microseconds(), q.pause.Microseconds()))
@@ -186,10 +180,14 @@ func readBounce(h http.Header) (backlog, pause time.Duration) {
 }
 
 // turnBack takes in that a peer has bounced q, which is no failure: what it said is
-// fresher than its rumor.
-func (d *Daemon) turnBack(q *request, bounced *failure) {
-	q.bounced = true
-	peer := q.tried[len(q.tried)-1]
+// fresher than its rumor. It may be asked again, but for one that bounces what it was
+// to serve in any case.
+func (d *Daemon) turnBack(q *request, peer string, bounced *failure) {
+	if q.promise.Within > 0 {
+		q.route.Bounced = append(q.route.Bounced, peer)
+	} else {
+		q.tried = append(q.tried, peer)
+	}
 	d.log.Debug("bounced", "request_id", q.http.Header.Get(requestIDHeader), "node", peer, "backlog_ms", milliseconds(bounced.backlog))
 	d.locked(func(now time.Time, n *node.Node) {
 		d.bounces++

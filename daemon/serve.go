@@ -41,7 +41,7 @@ type request struct {
 	flight  *node.Flight  // of the try under way, nil where it has no prompt
 	promise node.Promise  // of a forward: what it was sent here for, or is sent on with
 	report  node.Report   // of a forward: what this node says beside its answer, or was told
-	bounced bool          // by a peer already, or, of a forward, to be by this node
+	bounced bool          // of a forward: by this node
 	pause   time.Duration // of this node that bounces it
 
 	stay     string   // why it is to be served here, once that is settled
@@ -131,7 +131,7 @@ func (d *Daemon) handle(w http.ResponseWriter, q *request) result {
 		if !able || slices.Contains(q.tried, decision.Node) {
 			return d.giveUp(w, q)
 		}
-		if q.bouncing() {
+		if q.bounced {
 			return d.bounce(w, q)
 		}
 		if d.events != nil {
@@ -292,7 +292,7 @@ func (d *Daemon) decide(q *request) (decision node.Decision, able bool) {
 			decision = n.Route(now, asked, q.tried...)
 			d.recent.add(now, q, decision, n.Considered())
 		}
-		if (able || !decision.Self) && !q.bouncing() && !slices.Contains(q.tried, decision.Node) {
+		if (able || !decision.Self) && !q.bounced && !slices.Contains(q.tried, decision.Node) {
 			d.dispatch(now, n, q, decision)
 		}
 	})
@@ -320,11 +320,11 @@ func (d *Daemon) mayTryAgain(q *request, failed *failure) bool {
 // setAside notes why a node did not answer. One that failed is doubted; one that is
 // busy is left alone for as long as it says; one that refused said why.
 func (d *Daemon) setAside(q *request, decision node.Decision, failed *failure) {
-	q.tried = append(q.tried, decision.Node)
 	if failed.bounced {
-		d.turnBack(q, failed)
+		d.turnBack(q, decision.Node, failed)
 		return
 	}
+	q.tried = append(q.tried, decision.Node)
 	d.log.Warn("no answer", "request_id", q.http.Header.Get(requestIDHeader),
 		"node", decision.Node, "replay", failed.ran, "err", failed.error)
 	failed.decision = decision

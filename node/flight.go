@@ -225,26 +225,31 @@ func later(a, b time.Time) time.Time {
 // for cached there goes without saying, since the price that it is held to is that of
 // the exact tree.
 type Promise struct {
-	Within time.Duration // its first token elsewhere, by the sender's reckoning; 0: there is no elsewhere
+	Within time.Duration // its price elsewhere, by the sender's reckoning; 0: it is to be served in any case
 }
 
-// Admit decides whether a forwarded request is served here. When this node's first
-// token would come clearly later than what the sender could have elsewhere, it is
-// bounced: told at once is better than served late. The sender then does not ask a
-// second time with a condition, so bounces never chain.
+// Admit decides whether a forwarded request is served here. When it would clearly cost
+// more than what the sender could have elsewhere, it is bounced: told at once is better
+// than served late. The sender routes it again, with this node's fresh word, and after
+// bouncesMax of them without a condition.
 func (n *Node) Admit(now time.Time, req Request, p Promise) (d Decision, admitted bool) {
 	d = n.Stay(req, "forwarded")
 	d.forwarded = true
 	price := n.priceHere(now, req, n.tokens(req, req.Bytes), d.Match)
-	if n.priced && p.Within > 0 && price.Own() > p.Within+max(p.Within/8, bounceSlack) {
+	if n.priced && p.Within > 0 && price.Total() > p.Within+max(p.Within/8, bounceSlack) {
 		n.bounced++
 		return d, false
 	}
 	return d, true
 }
 
-// bounceSlack is how much later than elsewhere is not worth the way back.
-const bounceSlack = 5 * time.Millisecond
+const (
+	// bounceSlack is how much more than elsewhere is not worth the way back.
+	bounceSlack = 5 * time.Millisecond
+	// bouncesMax is how often a request is bounced at most. Where many nodes go by the
+	// same old news the second best is as overrun as the best.
+	bouncesMax = 2
+)
 
 // Report says what the sender of a forward is to learn beside the answer, at its
 // first token. The request must not have been served yet when shared is asked.

@@ -18,6 +18,7 @@ func TestAdmit(t *testing.T) {
 		name      string
 		tokens    int // of the prompt, a millisecond each
 		busy      bool
+		met       bool // ten requests a second come to its busy engine
 		within    time.Duration
 		unpriced  bool
 		bounced   bool
@@ -31,12 +32,17 @@ func TestAdmit(t *testing.T) {
 		{name: "behind others", tokens: 160, busy: true, within: ms(160), bounced: true},
 		{name: "behind others, and so elsewhere", tokens: 160, busy: true, within: ms(600)},
 		{name: "no elsewhere", tokens: 160, busy: true},
+		{name: "what others would wait counts", tokens: 160, met: true, within: ms(160), bounced: true},
+		{name: "what others would wait, and so elsewhere", tokens: 160, met: true, within: ms(260)},
 		{name: "unpriced", tokens: 160, busy: true, within: 1, unpriced: true},
 	} {
 		n := newPriced("a", Config{})
 		n.priced = !test.unpriced
 		if test.busy {
 			arrive(n, start, requestOf(2, 0, 0, 30))
+		}
+		if test.met {
+			n.meter.busy, n.meter.total, n.meter.met = 10, 1e6, 100
 		}
 		d, admitted := n.Admit(start, requestOf(1, 0, 0, test.tokens/blockTokens), Promise{Within: test.within})
 		if admitted == test.bounced || d.Node != "a" || d.Reason != "forwarded" {
@@ -98,6 +104,39 @@ func TestBounced(t *testing.T) {
 	}
 	if p := n.view.Peers(at(20))[0]; !p.Usable() {
 		t.Error("who bounces is doubted")
+	}
+}
+
+// A request that has been bounced twice runs here, or at one of those who have just said
+// how long it would take there, in any case: no more where hearsay leads.
+func TestBouncedTwice(t *testing.T) {
+	n := newPriced("a", Config{})
+	req := requestOf(1, 0, 0, 10) // 160 ms
+	for i, peer := range []string{"b", "c", "d"} {
+		n.SetTrip(peer, ms(10*(i+1)))
+		tell(n, start, peer, 1, gossip.Rumor{Tree: treeOf(req)})
+	}
+	bounce := func(peer string, backlog time.Duration) {
+		f := n.Dispatch(at(50), req, Decision{Node: peer})
+		n.Bounced(at(50), f, backlog)
+		req.Bounced = append(req.Bounced, peer)
+	}
+	want := func(node string, condition bool) {
+		t.Helper()
+		if d := n.Route(at(50), req); d.Node != node || d.Elsewhere > 0 != condition {
+			t.Errorf("bounced by %v: to %s, %v elsewhere", req.Bounced, d.Node, d.Elsewhere)
+		}
+	}
+	want("b", true)
+	bounce("b", ms(100))
+	want("c", true)
+	bounce("c", ms(500))
+	want("b", false)
+	n.Bounced(at(50), n.Dispatch(at(50), req, Decision{Node: "b"}), ms(400))
+	want("a", false)
+	n.Failed(at(50), "a")
+	if d := n.Route(at(50), req, "a"); d.Node != "d" || d.Elsewhere != 0 {
+		t.Errorf("with no engine here: %+v", d)
 	}
 }
 

@@ -97,6 +97,8 @@ type Request struct {
 	Model string       // as the engine knows it: tokens are counted per model
 	Chain prefix.Chain // names the prompt's prefixes
 	Bytes int          // of the prompt's canonical text
+
+	Bounced []string // peers that have bounced it, see Admit
 }
 
 // A Decision says where a request is to run and what is hoped for there.
@@ -107,7 +109,7 @@ type Decision struct {
 	Expected int    // the same in tokens: how many the engine should find cached
 	Reason   string // one short line
 
-	Elsewhere time.Duration // the first token of the next best, by the economic policy; 0 where there is none
+	Elsewhere time.Duration // the price of the next best, by the economic policy; 0 where there is none, or it is no more to be had
 
 	forwarded bool          // by a peer, to here
 	rent      time.Duration // what it costs more than if this node held what Node does
@@ -130,6 +132,9 @@ type Outcome struct {
 // answer: this node is the last resort where it is down, was tried, or does not
 // serve the model either. Route changes nothing but the state of Rand.
 //
+// A request that has been bounced bouncesMax times is no more sent where hearsay leads:
+// it runs here, or at one of those who have just said how long it takes there.
+//
 // With 64 peers and a prompt of 100 blocks it takes about 5 microseconds.
 func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	self := route.Candidate{
@@ -144,9 +149,10 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	if !able {
 		self.Match, self.Paused = -1, true
 	}
+	last := len(req.Bounced) >= bouncesMax
 	n.cands = append(n.cands[:0], self)
 	for p, match := range n.view.Matches(now, req.Chain) {
-		if slices.Contains(tried, p.Name) || !serves(p.Models, req.Model) {
+		if slices.Contains(tried, p.Name) || !serves(p.Models, req.Model) || last && able && !slices.Contains(req.Bounced, p.Name) {
 			continue
 		}
 		c := route.Candidate{Name: p.Name, Match: match, Queue: p.Queue, Paused: now.Before(p.PausedUntil)}
@@ -167,7 +173,9 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 	}
 	d := n.decide(req, n.cands[i], reason)
 	if n.priced {
-		d.Elsewhere = elsewhere(n.cands, i)
+		if !last {
+			d.Elsewhere = elsewhere(n.cands, i)
+		}
 		d.rent = n.rent(now, req, tokens, n.cands[i])
 	}
 	return d
@@ -177,11 +185,11 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 // until the next.
 func (n *Node) Considered() []route.Candidate { return n.cands }
 
-// elsewhere is how soon a first token would come from the best but the i-th.
+// elsewhere is the price of the best but the i-th.
 func elsewhere(cands []route.Candidate, i int) (least time.Duration) {
 	for j, c := range cands {
-		if j != i && !c.Paused && (least == 0 || c.Price.Own() < least) {
-			least = c.Price.Own()
+		if j != i && !c.Paused && (least == 0 || c.Price.Total() < least) {
+			least = c.Price.Total()
 		}
 	}
 	return least

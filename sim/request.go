@@ -19,7 +19,7 @@ type call struct {
 	attempt  *attempt // the last one
 	closed   bool
 
-	bounced bool
+	bounced []string // by whom
 
 	fetching int           // trees or KV caches that are still awaited
 	fetched  bool          // they came, or are given up
@@ -50,7 +50,7 @@ type attempt struct {
 }
 
 func (k *call) bytes(c *cluster) node.Request {
-	return node.Request{Model: model, Chain: k.Chain, Bytes: c.bytes(k.Tokens)}
+	return node.Request{Model: model, Chain: k.Chain, Bytes: c.bytes(k.Tokens), Bounced: k.bounced}
 }
 
 // pull takes the next request from the sequence, if there is one, and lets it come:
@@ -146,9 +146,6 @@ func (c *cluster) dispatch(k *call) {
 				c.check.credited(origin, a.node, k.Chain)
 			}
 			a.promise = node.Promise{Within: d.Elsewhere}
-			if k.bounced {
-				a.promise.Within = 0
-			}
 		}
 	} else {
 		a.node = c.mode.choose(c, k)
@@ -317,13 +314,12 @@ func (c *cluster) refuse(a *attempt) {
 	}
 	a.over = true
 	k := a.call
-	k.bounced = true
+	k.bounced = append(k.bounced, c.members[a.node].name)
 	c.stats.bounced++
 	c.members[k.origin].Bounced(c.now, a.sent, a.report.Backlog)
 	if c.check != nil {
 		c.check.uncredited(c.members[k.origin], a.node)
 	}
-	k.tried = append(k.tried, c.members[a.node].name)
 	c.dispatch(k)
 }
 
