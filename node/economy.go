@@ -220,6 +220,7 @@ const alikeTokens = 256
 // node from then on: nothing while that engine does no more than its share, or than
 // may be chance, and beyond it more than the request's own time. Of n requests that
 // an engine gets by chance the number strays by one in the square root of n.
+// It is warmed for, and not bought: no client waits for the sake of an even load.
 func (n *Node) relief(load gossip.Load, p route.Price) time.Duration {
 	excess := min(n.excess(n.work(load)), 1) - max(n.excess(n.workHere()), 0)
 	chance := 1 / math.Sqrt(max(load.Rate*n.meter.all, 1))

@@ -20,6 +20,7 @@ type Flight struct {
 	took     time.Duration // of its prefill, as it was; 0 while not known
 	first    time.Time     // when its first token came; zero before
 	rent     time.Duration // that it pays for not being served here
+	relief   time.Duration // that others would gain if it were
 	warming  bool          // of this node's own will, not for a client
 	passed   bool          // one that came later has had its first token before
 	over     bool
@@ -44,7 +45,7 @@ type Report struct {
 // engine busy from now on, and its prompt be cached there. What is returned goes to
 // Prefilled, and then to Served in an Outcome or to Drop.
 func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
-	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: max(0, d.rent)}
+	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: max(0, d.rent), relief: d.relief}
 	f.uncached = max(f.tokens-d.Expected, 1)
 	if !d.forwarded {
 		n.ledger.ask(req.Chain)

@@ -113,6 +113,7 @@ type Decision struct {
 
 	forwarded bool          // by a peer, to here
 	rent      time.Duration // what it costs more than if this node held what Node does
+	relief    time.Duration // what others would gain if this node held it
 }
 
 // An Outcome is what became of a request that was answered.
@@ -177,6 +178,10 @@ func (n *Node) Route(now time.Time, req Request, tried ...string) Decision {
 			d.Elsewhere = elsewhere(n.cands, i)
 		}
 		d.rent = n.rent(now, req, tokens, n.cands[i])
+		if !d.Self {
+			load, _ := n.view.Load(d.Node)
+			d.relief = n.relief(load, n.cands[i].Price)
+		}
 	}
 	return d
 }

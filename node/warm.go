@@ -63,7 +63,7 @@ func (n *Node) consider(now time.Time, f *Flight, r Report) {
 	tokens := n.tokens(f.req, (depth-have)*prefix.BlockBytes)
 	w := wish{
 		of: f, req: f.req, blocks: depth, tokens: tokens, since: now,
-		rent: min(f.rent, n.speed.prefill(tokens)),
+		rent: min(f.rent+f.relief, n.speed.prefill(tokens)),
 	}
 	worth := n.worth(w)
 	if worth > 0 && (n.wish == nil || now.Sub(n.wish.since) > warmFor || worth > n.worth(*n.wish)*9/8) { // clearly more
@@ -123,13 +123,12 @@ func (n *Node) stay() float64 {
 }
 
 // rent is what it costs more to have a request served by c than it would here if
-// this node held as much of it, c's relief counted in.
+// this node held as much of it.
 func (n *Node) rent(now time.Time, req Request, tokens int, c route.Candidate) time.Duration {
 	if c.Self {
 		return 0
 	}
-	load, _ := n.view.Load(c.Name)
-	return c.Price.Total() - n.priceHere(now, req, tokens, c.Match).Total() + n.relief(load, c.Price)
+	return c.Price.Total() - n.priceHere(now, req, tokens, c.Match).Total()
 }
 
 // deal looks beyond this one request at what the policy chose, the i-th candidate.
