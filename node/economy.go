@@ -144,8 +144,8 @@ func (n *Node) oneWay(a *account) time.Duration { return seconds(a.trip.Base / 2
 // there: the newest backlog it told, which has since run down, behind it what this
 // node has sent that the peer did not know of then, and what others will have sent.
 // The latter tends, within some prefills, to what requests wait there on average,
-// which for prefills of this one's length is half the toll on it (Pollaczek and
-// Khinchine, of a queue with one server and Poisson arrivals).
+// which for prefills of this one's length is the toll on it where nothing waits
+// (Pollaczek and Khinchine, of a queue with one server and Poisson arrivals).
 func (n *Node) wait(now time.Time, p gossip.Peer, a *account, prefill time.Duration) time.Duration {
 	oneWay := n.oneWay(a)
 	at := now.Add(oneWay)
@@ -163,7 +163,7 @@ func (n *Node) wait(now time.Time, p gossip.Peer, a *account, prefill time.Durat
 		}
 	}
 	service := prefill.Seconds()
-	mean := p.Load.Toll * service * service
+	mean := toll(p.Load.Toll, route.Price{Prefill: prefill}).Seconds()
 	age := at.Sub(told).Seconds() / max(service+mean, 1e-9)
 	pause := p.PausedUntil.Sub(later(now, p.Heard))
 	return max(0, free.Sub(at), pause) + seconds(mean*(1-math.Exp(-max(age, 0))))

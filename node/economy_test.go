@@ -108,7 +108,7 @@ func TestWaitByTheNewestWord(t *testing.T) {
 	}
 }
 
-// A word that is old tends to the mean wait, half the toll; where none wait for
+// A word that is old tends to the mean wait, the toll where nothing waits; where none wait for
 // another, as with one client, nothing is added however old it is.
 func TestWaitAges(t *testing.T) {
 	for _, test := range []struct {
@@ -118,8 +118,8 @@ func TestWaitAges(t *testing.T) {
 	}{
 		{0, time.Hour, 0},
 		{2, 0, 0},
-		{2, ms(300), time.Duration(0.02 * (1 - math.Exp(-2.5)) * 1e9)}, // age in a prefill and the mean
-		{2, time.Hour, ms(20)},
+		{2, ms(300), time.Duration(0.01 * (1 - math.Exp(-300./110)) * 1e9)}, // age in a prefill and the mean
+		{2, time.Hour, ms(10)},
 	} {
 		n := newPriced("a", Config{})
 		tell(n, start, "b", 1, gossip.Rumor{Load: gossip.Load{Toll: test.toll}})
