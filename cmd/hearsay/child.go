@@ -76,7 +76,7 @@ func whileAllRun(ctx context.Context, nodes []*child) (all context.Context, stop
 		watchers.Go(func() {
 			select {
 			case <-c.ended:
-				err := fmt.Errorf("%s ended; what it said stands above", c.name)
+				err := fmt.Errorf("%s ended; what it said stands above", c.screen.speaker(c.name))
 				if c.misused() {
 					err = usageError{err}
 				}
@@ -110,6 +110,34 @@ type screen struct {
 	mu   sync.Mutex
 	out  io.Writer
 	runs bool // all have been started: a node may end without the others
+
+	// Before that nodes end for one reason, a flag of all of them, say, and the first
+	// speaks for the others.
+	said  map[string]bool // what has been shown that is no log
+	first string          // the node that has said it
+}
+
+// once says whether what a node says is to be shown. s.mu is held.
+func (s *screen) once(name, what string) bool {
+	if s.runs {
+		return true
+	}
+	if s.first == "" {
+		s.said, s.first = map[string]bool{}, name
+	}
+	again := s.said[what] && name != s.first
+	s.said[what] = true
+	return !again
+}
+
+// speaker is who has said what a node that ended before all ran has to say.
+func (s *screen) speaker(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.runs && s.first != "" {
+		return s.first
+	}
+	return name
 }
 
 // goOn says from now on that a node may end without the others.
@@ -134,6 +162,9 @@ func (s *screen) printf(format string, args ...any) {
 func (s *screen) ended(name string, pid int, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.once(name, why.Error()) {
+		return
+	}
 	others := ""
 	if s.runs {
 		others = "; the others go on"
@@ -149,6 +180,7 @@ type logLine struct {
 	Peer     string  `json:"peer"`
 	Err      string  `json:"err"`
 	Outcome  string  `json:"outcome"`
+	Status   int     `json:"status"`
 	Hop      string  `json:"hop"`
 	Node     string  `json:"node"`
 	Reason   string  `json:"reason"`
@@ -168,7 +200,11 @@ func (s *screen) header() {
 func (s *screen) log(name string, line []byte) {
 	var l logLine
 	if json.Unmarshal(line, &l) != nil {
-		s.printf("%s: %s\n", name, line) // a panic's trace, say: never hide it
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.once(name, string(line)) {
+			fmt.Fprintf(s.out, "%s: %s\n", name, line) // a panic's trace, say: never hide it
+		}
 		return
 	}
 	at, _ := dialect.Lookup(l.Path)
@@ -181,7 +217,14 @@ func (s *screen) log(name string, line []byte) {
 		}
 		s.printf("%-6s %-10s %8d %8d %8d %9s %7.1f ms  %s\n", name, l.Node, l.Prompt, l.Expected, l.Cached, ttft, l.Total, l.Reason)
 	case l.Msg == "request" && l.Hop != "received":
-		s.printf("%-6s %-10s %s\n", name, l.Node, l.Outcome)
+		why := ""
+		switch l.Outcome {
+		case "refused": // the code of the error
+			why = ": " + l.Reason
+		case "rejected":
+			why = fmt.Sprintf(" by the engine with status %d", l.Status)
+		}
+		s.printf("%-6s %-10s %s%s\n", name, l.Node, l.Outcome, why)
 	case l.Level == "WARN" || l.Level == "ERROR", s.isRunning() && (l.Msg == "peer is back" || l.Msg == "peer joined"):
 		s.printf("%s: %s\n", name, strings.Join(strings.Fields(l.Msg+" "+l.Peer+" "+l.Node+" "+l.Err), " "))
 	}

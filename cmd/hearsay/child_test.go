@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 )
@@ -19,6 +20,16 @@ func TestScreen(t *testing.T) {
 	if got := say(joined); got != "" {
 		t.Errorf("while all are being started: %q", got)
 	}
+	refused := "hearsay: unknown flag"
+	if got := say(refused); got != "n1: "+refused+"\n" {
+		t.Errorf("the first node says %q", got)
+	}
+	s.log("n2", []byte(refused))
+	s.ended("n1", 7, errors.New("exit status 2"))
+	s.ended("n2", 8, errors.New("exit status 2"))
+	if got := out.String(); strings.Count(got, refused) != 1 || strings.Contains(got, "n2") || s.speaker("n2") != "n1" {
+		t.Errorf("the first does not speak for the others: %q", got)
+	}
 	s.goOn()
 	request := `{"level":"INFO","msg":"request","path":"/v1/completions","outcome":"ok","hop":"local","node":"n1","reason":"why","prompt_tokens":9,"total_ms":12.34`
 	for line, want := range map[string]string{
@@ -30,6 +41,9 @@ func TestScreen(t *testing.T) {
 		request + `}`:               "n1     n1                9        0        0         -    12.3 ms  why\n",
 		request + `,"ttft_ms":3.5}`: "n1     n1                9        0        0    3.5 ms    12.3 ms  why\n",
 		"panic: oh":                 "n1: panic: oh\n",
+		`{"msg":"request","path":"/v1/completions","outcome":"refused","node":"n1","reason":"queue_full"}`: "n1     n1         refused: queue_full\n",
+		`{"msg":"request","path":"/v1/completions","outcome":"rejected","node":"n2","status":400}`:         "n1     n2         rejected by the engine with status 400\n",
+		`{"msg":"request","path":"/v1/completions","outcome":"broken","node":"n2","reason":"why"}`:         "n1     n2         broken\n",
 	} {
 		if got := say(line); got != want {
 			t.Errorf("%s is shown as %q, want %q", line, got, want)
