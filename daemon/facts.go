@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/hearsay-project/hearsay/dialect"
@@ -31,6 +30,9 @@ type telling struct {
 	node    string
 	dialect dialect.Dialect
 }
+
+// plain says whether it is an API for which an engine may want a flag to tell.
+func (t telling) plain() bool { return t.dialect == dialect.Chat || t.dialect == dialect.Completion }
 
 const (
 	factsEvery = time.Second // at most; else at each probe
@@ -134,7 +136,7 @@ func (d *Daemon) cachedKnown(q *request, res result) (known bool) {
 	d.locked(func(time.Time, *node.Node) {
 		i, own := &d.insight, res.decision.Self
 		from := telling{res.decision.Node, q.endpoint.Dialect}
-		plain := from.dialect == dialect.Chat || from.dialect == dialect.Completion
+		plain := from.plain()
 		switch {
 		case res.known:
 			if len(i.telling) >= tellingMax {
@@ -221,16 +223,20 @@ func (d *Daemon) engineStatus(s node.Status) EngineStatus {
 	if d.cfg.Node.LearnCapacity && s.CapacityLearnt != s.CapacityTokens {
 		out.KVTokens = Fact{s.CapacityLearnt, FromAnswers}
 	}
-	told := slices.ContainsFunc([]dialect.Dialect{dialect.Chat, dialect.Completion}, func(in dialect.Dialect) bool {
-		return d.insight.telling[telling{s.Name, in}]
-	})
+	plain, other := false, false
+	for from := range d.insight.telling {
+		plain = plain || from.node == s.Name && from.plain()
+		other = other || from.node == s.Name
+	}
 	switch {
-	case told:
+	case plain:
 		out.Cached = Fact{true, FromAnswers}
 	case f.Cached != probe.Unknown:
 		out.Cached = Fact{f.Cached == probe.Reports, FromEngine}
 	case d.insight.silent >= silentMax:
 		out.Cached = Fact{false, FromAnswers}
+	case other: // nobody has asked by the APIs that want a flag for it
+		out.Cached = Fact{true, FromAnswers}
 	}
 	if out.Cached.Value == false {
 		out.Remedy = f.Kind.Remedy()

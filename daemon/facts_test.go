@@ -115,6 +115,22 @@ func TestStatusSaysWhatIsKnownOfTheEngine(t *testing.T) {
 	}
 }
 
+// An engine that is asked by Anthropic's API alone tells of its cache there too.
+func TestStatusKnowsOfOtherAPIs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newForeign(t, "vllm").beside(t)
+		for range 2 {
+			body := fmt.Sprintf(`{"max_tokens":1,"messages":[{"role":"user","content":%q}]}`, prompt("topic", 40))
+			if r := c.do(t.Context(), "n1", http.MethodPost, "/v1/messages", body); r.status != 200 {
+				t.Fatalf("%d %s", r.status, r.body)
+			}
+		}
+		if e := c.nodes["n1"].Status().Engine; e.Cached != (Fact{true, "learnt"}) {
+			t.Errorf("%+v", e.Cached)
+		}
+	})
+}
+
 // The operator's word goes before the engine's.
 func TestFlagsGoBeforeTheEnginesWord(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
