@@ -100,7 +100,7 @@ var (
 
 const llama = "llama3-8b-rtx4090"
 
-// control shares next to nothing: there is nothing to gain.
+// control shares little: there is next to nothing to gain.
 const control = "sharegpt"
 
 // Cells are all cells.
@@ -192,7 +192,7 @@ func (c Cell) users() int {
 // balanced says whether all engines are equally fast.
 func (c Cell) balanced() bool { return !c.Slow }
 
-// control says whether the cell has nothing to gain.
+// control says whether the cell has next to nothing to gain.
 func (c Cell) control() bool { return c.from.name == control }
 
 // stream says what to open: a workload with as many requests as one replay has.
