@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -72,11 +73,14 @@ func (f *fleet) open(dir string, above int) {
 	name := fmt.Sprintf("gpu%d-7946", len(f.nodes))
 	n := &sailor{view: gossip.NewView(gossip.Config{}), tree: prefix.NewTree(1<<30, 6250)}
 	f.said[name] = map[uint64]time.Time{}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	host := net.IPv4(127, 0, 0, byte(len(f.nodes)+1)) // of its own, as handshakes are limited by host
+	listener, err := net.Listen("tcp", net.JoinHostPort(host.String(), "0"))
 	if err != nil {
 		f.b.Fatal(err)
 	}
 	cfg := Config{Name: name, Listener: listener, RelayAbove: above, RumorBytes: 1 << 20}
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: host}}
+	cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
 	if len(f.nodes) > 0 {
 		cfg.Join = []string{f.nodes[0].Addr()}
 	}
@@ -98,7 +102,6 @@ func (f *fleet) open(dir string, above int) {
 	if n.Mesh, err = Open(cfg); err != nil {
 		f.b.Fatal(err)
 	}
-	f.b.Cleanup(func() { n.Close() })
 	f.nodes = append(f.nodes, n)
 }
 
@@ -120,6 +123,15 @@ func (f *fleet) poll(tick <-chan time.Time) {
 			Models: []string{"meta-llama/Llama-3.1-8B-Instruct"}, Tree: n.tree.Snapshot(),
 		})
 	}
+}
+
+// close ends all at once.
+func (f *fleet) close() {
+	var wg sync.WaitGroup
+	for _, n := range f.nodes {
+		wg.Go(func() { n.Close() })
+	}
+	wg.Wait()
 }
 
 // count adds up what all have heard, and their streams.
@@ -153,6 +165,7 @@ func (f *fleet) run(count, above int, certs bool) {
 			b.Fatal(err)
 		}
 	}
+	defer f.close()
 	held, goroutines := memory(), runtime.NumGoroutine()
 	for range count {
 		f.open(dir, above)

@@ -290,7 +290,7 @@ func (x *pulling) hear() (bytes int, err error) {
 	x.count(x.peer, 0, bytes)
 	if _, ok := x.take(x.peer, r, nil); ok {
 		x.mu.Lock()
-		x.peer.pullAgain = pullAgain / 2
+		x.peer.pullAgain, x.peer.pullAt = pullAgain/2, time.Time{}
 		x.mu.Unlock()
 		return bytes, nil
 	}

@@ -165,7 +165,7 @@ func (m *Mesh) inquire() {
 		}
 		s := m.neighbour(last)
 		m.mu.Unlock()
-		if sleep(m.ctx, m.askEvery()); s == nil {
+		if sleep(m.ctx, m.askEvery()); s == nil || m.speech.room(time.Now(), 0) <= 0 {
 			continue
 		}
 		last = s
@@ -210,6 +210,7 @@ func (s *stream) sendDigest() error {
 	m.mu.Lock()
 	b := frame(frameDigest, m.relay.AppendDigest(make([]byte, frameHeader), rand.Uint64()))
 	m.mu.Unlock()
+	m.speech.room(time.Now(), len(b))
 	m.count(s.peer, len(b), 0)
 	return s.send(b)
 }

@@ -19,36 +19,42 @@ func fresh(rng *rand.Rand, blocks int) (c prefix.Chain) {
 }
 
 // However fast a tree changes, rumors cost no more than they may; what is not told is
-// counted, and told when there is time.
+// counted, and told when there is time. Where rumors are relayed there is room for
+// signatures and digests.
 func TestRumorsStayWithinTheirBytes(t *testing.T) {
-	n, rng := newNode("a"), rand.New(rand.NewPCG(1, 1))
-	n.cfg.RumorBytes = 50_000
-	for i := range 10 {
-		n.Hear(start, gossip.Rumor{Author: fmt.Sprint(i), Life: 1, Version: 1, Every: n.cfg.Poll})
-	}
-	var journal gossip.Journal
-	journal.Add(n.Speak(start))
-	sent, now, polls := 0, start, 40
-	for range polls {
-		n.tree.Insert(fresh(rng, 2000), 32_000)
-		now = now.Add(n.cfg.Poll)
-		r := n.Speak(now)
-		journal.Add(r)
-		r.Tree, r.Change = nil, journal.Since(r.Version-1)
-		sent += 10 * len(r.AppendBinary(nil))
-	}
-	if rate := float64(sent) / (float64(polls) * n.cfg.Poll.Seconds()); rate < 30_000 || rate > 55_000 {
-		t.Errorf("%.0f bytes a second, of 50,000", rate)
-	}
-	if s := n.Status(now); s.TreeBlocks != 80_000 || s.Untold < 60_000 || s.Untold > 79_000 {
-		t.Errorf("%d of %d blocks are untold", s.Untold, s.TreeBlocks)
-	}
-	for range 400 {
-		now = now.Add(n.cfg.Poll)
-		n.Speak(now)
-	}
-	if s := n.Status(now); s.Untold != 0 {
-		t.Errorf("%d blocks are untold after a quiet time", s.Untold)
+	for _, relayed := range []bool{false, true} {
+		n, rng, extra := newNode("a"), rand.New(rand.NewPCG(1, 1)), 0
+		n.cfg.RumorBytes = 50_000
+		if n.SetRelayed(relayed); relayed {
+			extra = relayBytes
+		}
+		for i := range 10 {
+			n.Hear(start, gossip.Rumor{Author: fmt.Sprint(i), Life: 1, Version: 1, Every: n.cfg.Poll})
+		}
+		var journal gossip.Journal
+		journal.Add(n.Speak(start))
+		sent, now, polls := 0, start, 40
+		for range polls {
+			n.tree.Insert(fresh(rng, 2000), 32_000)
+			now = now.Add(n.cfg.Poll)
+			r := n.Speak(now)
+			journal.Add(r)
+			r.Tree, r.Change = nil, journal.Since(r.Version-1)
+			sent += 10 * (extra + len(r.AppendBinary(nil)))
+		}
+		if rate := float64(sent) / (float64(polls) * n.cfg.Poll.Seconds()); rate < 30_000 || rate > 55_000 {
+			t.Errorf("relayed %v: %.0f bytes a second, of 50,000", relayed, rate)
+		}
+		if s := n.Status(now); s.TreeBlocks != 80_000 || s.Untold < 60_000 || s.Untold > 79_000 {
+			t.Errorf("%d of %d blocks are untold", s.Untold, s.TreeBlocks)
+		}
+		for range 400 {
+			now = now.Add(n.cfg.Poll)
+			n.Speak(now)
+		}
+		if s := n.Status(now); s.Untold != 0 {
+			t.Errorf("%d blocks are untold after a quiet time", s.Untold)
+		}
 	}
 }
 
