@@ -41,9 +41,8 @@ func (m *Mesh) relink() {
 			p.spareAt = time.Time{}
 			m.link(p)
 		case p.spareAt.IsZero():
-			p.spareAt = time.Now()
+			p.spareAt = time.Now() // a dial that is under way goes on: the other end would take it for an attack
 			if p.stream == nil {
-				m.unlink(p)
 				m.due(p, stagger(len(names)), 0)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 // Every node tells what the one of that benchmark does, at its own moment. One
 // operation is a poll of all nodes. Use -benchtime 60x.
 func BenchmarkRelayedRumors(b *testing.B) {
-	for _, nodes := range []int{100, 256, 1000} {
+	for _, nodes := range []int{64, 256, 1000} {
 		for _, blocks := range []int{10, 100, 1000} {
 			b.Run(fmt.Sprintf("nodes=%d/new=%d", nodes, blocks), func(b *testing.B) { relayedRumors(b, nodes, blocks) })
 		}
