@@ -120,23 +120,14 @@ func (c *crowd) slot(measured bool) {
 	c.now++
 }
 
-func relayedRumors(b *testing.B, nodes, blocks int) {
-	const warm = 12
-	a, rng, now := newNode("self"), rand.New(rand.NewPCG(1, 1)), start
-	a.tree = prefix.NewTree(1<<40, 62_500)
-	for a.tree.Len() < 62_500 {
-		a.tree.Insert(fresh(rng, 50), 800)
-	}
-	a.tree.Snapshot()
+// newCrowd returns nodes that have heard each other once.
+func newCrowd(nodes int, rng *rand.Rand) *crowd {
 	c := &crowd{rng: rng, now: slots, coming: map[int][]delivery{}, late: make([]int, 100*slots), gaps: make([]int, 100)}
 	names, index := []string{}, map[string]int{}
 	for i := range nodes {
 		names = append(names, fmt.Sprintf("gpu%d-7946", i))
 		index[names[i]] = i
-		a.Hear(now, gossip.Rumor{Author: names[i], Life: 1, Version: 1, Every: a.cfg.Poll})
 	}
-	a.SetRelayed(true)
-	a.SetModels([]string{"meta-llama/Llama-3.1-8B-Instruct"})
 	for _, name := range names {
 		n := &relaying{name: name, said: rng.IntN(slots), ask: rng.IntN(askSlots), held: make([]uint64, nodes), heardAt: make([]int, nodes), purse: 1 << 20}
 		for _, near := range gossip.Neighbours(name, names) {
@@ -147,6 +138,23 @@ func relayedRumors(b *testing.B, nodes, blocks int) {
 		}
 		c.nodes = append(c.nodes, n)
 	}
+	return c
+}
+
+func relayedRumors(b *testing.B, nodes, blocks int) {
+	const warm = 12
+	a, rng, now := newNode("self"), rand.New(rand.NewPCG(1, 1)), start
+	a.tree = prefix.NewTree(1<<40, 62_500)
+	for a.tree.Len() < 62_500 {
+		a.tree.Insert(fresh(rng, 50), 800)
+	}
+	a.tree.Snapshot()
+	c := newCrowd(nodes, rng)
+	for _, n := range c.nodes {
+		a.Hear(now, gossip.Rumor{Author: n.name, Life: 1, Version: 1, Every: a.cfg.Poll})
+	}
+	a.SetRelayed(true)
+	a.SetModels([]string{"meta-llama/Llama-3.1-8B-Instruct"})
 	var journal gossip.Journal
 	c.rumors = append(c.rumors, gossip.Rumor{})
 	due, polls, asked, told := 0.0, 0, 0, 0

@@ -1,9 +1,16 @@
 package cert
 
 import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -216,6 +223,49 @@ func TestOpenSaysWhichFlag(t *testing.T) {
 	} {
 		if _, err := Open(c.f, c.name); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}
+
+// What a node signs is told from what it has not, whatever kind of key it has.
+func TestSignaturesAreVerified(t *testing.T) {
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecKey, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leaves []*x509.Certificate
+	var signatures [][]byte
+	for i, key := range []crypto.Signer{edKey, rsaKey, ecKey} {
+		c := &x509.Certificate{SerialNumber: big.NewInt(int64(i + 1)), NotAfter: time.Now().Add(day)}
+		der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := &Identity{}
+		id.held.Store(&held{own: tls.Certificate{PrivateKey: key}})
+		signature, err := id.Sign([]byte("said"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaves, signatures = append(leaves, leaf), append(signatures, signature)
+	}
+	for i, leaf := range leaves {
+		for j, signature := range signatures {
+			if Verify(leaf, []byte("said"), signature) != (i == j) || Verify(leaf, []byte("not said"), signature) {
+				t.Errorf("certificate %d and signature %d", i, j)
+			}
 		}
 	}
 }
