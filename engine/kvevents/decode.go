@@ -94,12 +94,18 @@ func (d *Decoder) Decode(payload []byte) (events []Event, err error) {
 
 func (d *Decoder) batch() error {
 	if d.next() == classMap {
-		return d.members(func(name string) error {
+		told := false
+		err := d.members(func(name string) error {
 			if name == "events" {
+				told = true
 				return d.list(d.event)
 			}
 			return d.skip(0)
 		})
+		if err == nil && !told {
+			err = errors.New("a map without events")
+		}
+		return err
 	}
 	n := 0
 	err := d.list(func() error {

@@ -153,6 +153,7 @@ func TestBrokenBatchesAreRefused(t *testing.T) {
 	for name, batch := range map[string]any{
 		"no array":            "batch",
 		"too short":           []any{1.0},
+		"a map of others":     map[string]any{"ts": 1.0, "happenings": []any{}},
 		"an event is text":    []any{1.0, []any{"BlockStored"}},
 		"an event is empty":   []any{1.0, []any{[]any{}}},
 		"hashes are no list":  []any{1.0, []any{[]any{"BlockRemoved", 7}}},

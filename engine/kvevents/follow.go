@@ -81,8 +81,12 @@ const (
 	retryMax = 2 * time.Second
 )
 
+// remedyEndpoint is for an endpoint where no publisher is. An engine that only starts
+// later needs none.
+const remedyEndpoint = "give as --kv-events the endpoint of the engine's --kv-events-config"
+
 func (f *Follower) follow(ctx context.Context, rank int) error {
-	s := &stream{f: f, rank: rank}
+	s := &stream{f: f, rank: rank, said: map[string]saying{}}
 	at := f.pub.rank(rank)
 	if at.bind {
 		return f.accept(ctx, at, s)
@@ -93,8 +97,8 @@ func (f *Follower) follow(ctx context.Context, rank int) error {
 			if f.attend(ctx, s, z) {
 				wait = retryMin
 			}
-		} else {
-			f.log.Debug("no KV events yet", "endpoint", at.addr, "err", err)
+		} else if ctx.Err() == nil {
+			s.say(slog.LevelInfo, "no KV events yet", "endpoint", at.addr, "err", err, "remedy", remedyEndpoint)
 		}
 		pause(ctx, wait)
 	}
@@ -118,7 +122,9 @@ func (f *Follower) accept(ctx context.Context, at place, s *stream) error {
 				continue
 			}
 		}
-		f.log.Debug("no KV events from a connection", "endpoint", at.addr, "err", err)
+		if ctx.Err() == nil {
+			s.say(slog.LevelInfo, "no KV events from a connection", "endpoint", at.addr, "err", err, "remedy", remedyEndpoint)
+		}
 		pause(ctx, retryMin)
 	}
 	return nil
@@ -142,8 +148,8 @@ func (f *Follower) attend(ctx context.Context, s *stream, z *conn) bool {
 	before := s.taken
 	err := s.attend(ctx, z)
 	published := s.taken > before
-	if ctx.Err() == nil && published {
-		f.log.Info("KV events broke off", "rank", s.rank, "err", err)
+	if ctx.Err() == nil {
+		s.say(slog.LevelInfo, "KV events broke off", "err", err)
 	}
 	return published
 }
@@ -158,10 +164,45 @@ type stream struct {
 	next  uint64 // sequence number that is due
 	last  uint64 // hash of the payload before it: what shows that a replay is of the same life
 
-	taken    int    // batches
-	live     uint64 // last one published on this connection, plus one
-	replayed bool   // on this connection: what came by replay may come by the socket too
-	asked    time.Time
+	taken int      // batches
+	live  uint64   // last one published on this connection, plus one
+	came  []uint64 // hashes of the payloads before next that came by replay, and may come by the socket too
+	asked time.Time
+
+	said map[string]saying // by what is said, and the reason
+}
+
+// cameMax is more than a publisher keeps.
+const cameMax = 1 << 14
+
+// A saying is a line of the log.
+type saying struct {
+	at     time.Time
+	unsaid int // times since
+}
+
+// sayEvery is how often the same is said: a publisher can give cause for it thousands
+// of times a second.
+const sayEvery = time.Minute
+
+// say logs what there is to say of this rank, and how often it was left unsaid.
+func (s *stream) say(level slog.Level, what string, args ...any) {
+	key := what
+	if len(args) > 1 && args[0] == "reason" {
+		key += fmt.Sprint(args[1])
+	}
+	last, now := s.said[key], time.Now()
+	if !last.at.IsZero() && now.Sub(last.at) < sayEvery {
+		last.unsaid++
+		s.said[key] = last
+		return
+	}
+	args = append([]any{"rank", s.rank}, args...)
+	if last.unsaid > 0 {
+		args = append(args, "unsaid", last.unsaid)
+	}
+	s.said[key] = saying{at: now}
+	s.f.log.Log(context.Background(), level, what, args...)
 }
 
 // Who cannot keep up with a publisher cannot keep up by asking it for more.
@@ -171,10 +212,10 @@ func (s *stream) attend(ctx context.Context, z *conn) error {
 	if err := z.send(append([]byte{1}, s.f.cfg.Topic...)); err != nil {
 		return err
 	}
-	s.live, s.replayed = 0, false
+	s.live, s.came = 0, nil
 	// What was published before, and in between.
 	if err := s.resync(ctx); err != nil {
-		s.f.log.Warn("KV events cannot be replayed", "rank", s.rank, "err", err)
+		s.say(slog.LevelWarn, "KV events cannot be replayed", "err", err)
 	}
 	for {
 		frames, err := z.receive()
@@ -196,27 +237,49 @@ func (s *stream) take(ctx context.Context, seq uint64, payload []byte) {
 	reborn := seq < s.live // a publisher counts up
 	s.live = seq + 1
 	switch {
-	case reborn, s.known && seq < s.next && !s.replayed:
+	case reborn, s.known && seq < s.next && len(s.came) == 0:
 		s.lost("the engine's sequence began anew")
 	case s.known && seq < s.next:
-		return // came by the replay
+		if s.replayed(seq, payload) {
+			return
+		}
+		s.lost("the replay is not of what the engine publishes")
 	case s.known && seq > s.next:
 		s.f.count(func(s *Stats) { s.Gaps++ })
 		if err := s.resync(ctx); err != nil {
-			s.f.log.Warn("KV events cannot be replayed", "rank", s.rank, "err", err)
+			s.say(slog.LevelWarn, "KV events cannot be replayed", "err", err)
 		}
 		switch {
-		case s.known && seq < s.next:
+		case s.known && seq < s.next && s.replayed(seq, payload):
 			return
-		case s.known && seq > s.next:
+		case s.known && seq != s.next:
 			s.lost("a gap in its sequence")
 		}
 	}
+	s.came = nil
 	s.apply(seq, payload)
+}
+
+// replayed says whether a batch from before the next one is what came by replay under
+// its number. If not, the replay is of another publisher.
+func (s *stream) replayed(seq uint64, payload []byte) bool {
+	back := s.next - seq
+	return back <= uint64(len(s.came)) && s.came[uint64(len(s.came))-back] == xxh3.Hash(payload)
+}
+
+// replay takes in a batch of a replay.
+func (s *stream) replay(seq uint64, payload []byte) {
+	if len(s.came) == cameMax {
+		s.came = append(s.came[:0], s.came[cameMax/2:]...)
+	}
+	s.apply(seq, payload)
+	s.came = append(s.came, s.last)
 }
 
 // errOtherLife ends a replay that does not go on from what was taken in last.
 var errOtherLife = errors.New("the replay does not go on from the last batch")
+
+var errReplayBack = errors.New("the replay's sequence goes back: give as --kv-events-replay the endpoint of the same publisher")
 
 // resync catches up by replay, where there is one and it is time. It asks for the
 // last batch too: only where that is the same is what follows of the same life.
@@ -239,9 +302,9 @@ func (s *stream) resync(ctx context.Context) error {
 		err := dialer(s.f.cfg.Dial).replay(ctx, at, s.next-1, func(seq uint64, payload []byte) error {
 			switch {
 			case same && seq == s.next:
-				s.apply(seq, payload)
+				s.replay(seq, payload)
 			case !same && seq == s.next-1 && xxh3.Hash(payload) == s.last:
-				same, s.replayed = true, true
+				same, s.came = true, []uint64{s.last}
 			default:
 				return errOtherLife
 			}
@@ -256,14 +319,16 @@ func (s *stream) resync(ctx context.Context) error {
 		s.lost("what was missed is no longer to be had")
 	}
 	err := dialer(s.f.cfg.Dial).replay(ctx, at, 0, func(seq uint64, payload []byte) error {
-		if s.known && seq != s.next {
+		switch {
+		case s.known && seq < s.next:
+			return errReplayBack
+		case s.known && seq > s.next:
 			s.lost("a gap in the replay")
 		}
-		s.apply(seq, payload)
+		s.replay(seq, payload)
 		return nil
 	})
 	s.known = s.known || err == nil // or there is nothing to know
-	s.replayed = s.known
 	return err
 }
 
@@ -286,7 +351,7 @@ func (s *stream) apply(seq uint64, payload []byte) {
 		}
 	})
 	if err != nil {
-		s.f.log.Warn("KV events are not as vLLM and SGLang write them", "rank", s.rank, "err", err)
+		s.say(slog.LevelWarn, "KV events are not as vLLM and SGLang write them", "err", err)
 		s.clear("a batch that cannot be read")
 		return
 	}
@@ -295,12 +360,12 @@ func (s *stream) apply(seq uint64, payload []byte) {
 
 // lost begins anew with the next batch.
 func (s *stream) lost(why string) {
-	s.known, s.next = false, 0
+	s.known, s.next, s.came = false, 0, nil
 	s.clear(why)
 }
 
 func (s *stream) clear(why string) {
 	s.f.count(func(s *Stats) { s.Clears++ })
-	s.f.log.Warn("what was known of the engine's cache is dropped", "rank", s.rank, "reason", why)
+	s.say(slog.LevelWarn, "what was known of the engine's cache is dropped", "reason", why)
 	s.f.sink.Clear(s.rank)
 }

@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -121,7 +122,7 @@ func waitSubscribed(t *testing.T, p *Publisher) {
 // follow runs a follower until the test ends.
 func follow(t *testing.T, cfg Config, replayEvery ...time.Duration) (*Follower, *journal) {
 	t.Helper()
-	cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	j := newJournal()
 	f, err := New(cfg, j)
 	if err != nil {
@@ -451,6 +452,9 @@ func TestEndpoints(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if err := (Config{Endpoint: "tcp://h:65533", Replay: "tcp://h:65530", Ranks: 3}).Validate(); err != nil {
+		t.Error(err)
+	}
 	for _, c := range []Config{
 		{},
 		{Endpoint: "127.0.0.1:5557"},
@@ -461,6 +465,10 @@ func TestEndpoints(t *testing.T) {
 		{Endpoint: "tcp://h:1", Replay: "tcp://*:2"},
 		{Endpoint: "tcp://h:1", Ranks: 65},
 		{Endpoint: "ipc:///run/kv", Ranks: 2},
+		{Endpoint: "tcp://h:65535", Ranks: 2},
+		{Endpoint: "tcp://h:1", Replay: "tcp://h:65534", Ranks: 3},
+		{Endpoint: "tcp://h:5557", Replay: "tcp://h:5558", Ranks: 2},
+		{Endpoint: "tcp://h:5557", Replay: "tcp://h:5557"},
 	} {
 		if c.Validate() == nil {
 			t.Errorf("%+v passes", c)

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -66,8 +67,40 @@ func (c Config) Validate() error {
 	}
 	if c.Ranks < 0 || c.Ranks > MaxRanks {
 		problems = append(problems, fmt.Errorf("%d ranks: choose 1 to %d", c.Ranks, MaxRanks))
+	} else if err := c.validatePorts(); err != nil {
+		problems = append(problems, err)
 	}
 	return errors.Join(problems...)
+}
+
+// validatePorts says whether each rank has ports, and of its own.
+func (c Config) validatePorts() error {
+	pub, err1 := parse(c.Endpoint)
+	replay, err2 := parse(c.Replay)
+	host, first := pub.split()
+	if last := first + c.Ranks - 1; err1 == nil && last > math.MaxUint16 {
+		return fmt.Errorf("KV events endpoint %q: %d ranks take the ports up to %d, which there is none of; choose a lower first port", c.Endpoint, c.Ranks, last)
+	}
+	replayHost, replayFirst := replay.split()
+	if last := replayFirst + c.Ranks - 1; err2 == nil && last > math.MaxUint16 {
+		return fmt.Errorf("KV replay endpoint %q: %d ranks take the ports up to %d, which there is none of; choose a lower first port", c.Replay, c.Ranks, last)
+	}
+	apart := max(first-replayFirst, replayFirst-first)
+	if err1 == nil && err2 == nil && pub.network == "tcp" && replay.network == "tcp" && host == replayHost && apart < max(c.Ranks, 1) {
+		return fmt.Errorf("KV events endpoint %q and KV replay endpoint %q: some rank's ports are the same; have the engine use first ports at least %d apart",
+			c.Endpoint, c.Replay, max(c.Ranks, 1))
+	}
+	return nil
+}
+
+// split is the host and port of a place, of TCP.
+func (p place) split() (host string, port int) {
+	if p.network != "tcp" {
+		return "", 0
+	}
+	host, text, _ := net.SplitHostPort(p.addr)
+	port, _ = strconv.Atoi(text)
+	return host, port
 }
 
 // place is an endpoint as package net wants it.
@@ -108,8 +141,7 @@ func (p place) rank(n int) place {
 	if p.network != "tcp" || n == 0 {
 		return p
 	}
-	host, port, _ := net.SplitHostPort(p.addr)
-	first, _ := strconv.Atoi(port)
+	host, first := p.split()
 	p.addr = net.JoinHostPort(host, strconv.Itoa(first+n))
 	return p
 }
