@@ -100,6 +100,7 @@ type Prober struct {
 
 	facts    Facts
 	searched time.Time           // when its kind was looked for
+	owner    string              // by whom its models were then
 	settled  time.Time           // when what seldom changes was asked for
 	refused  map[string]bool     // pages that the engine does not have, since then
 	marks    map[string]string   // by name: what differs from one life of an engine to the next
@@ -144,14 +145,15 @@ var adapters = map[Kind]adapter{
 func (p *Prober) Ask(ctx context.Context, models []json.RawMessage) (f Facts, restarted bool) {
 	p.reborn = false
 	now := time.Now()
-	if p.facts.Kind == Auto && now.Sub(p.searched) >= searchAgain {
+	owner := ownerOf(models)
+	if p.given == Auto && (p.facts.Kind == Auto || owner != p.owner) && now.Sub(p.searched) >= searchAgain {
+		p.take(p.find(ctx, owner), owner)
 		p.searched = now
-		p.facts.Kind = p.find(ctx, models)
 	}
 	p.readModels(models)
 	a, ok := adapters[p.facts.Kind]
 	if !ok {
-		return p.facts, false
+		return p.facts, p.reborn && !p.facts.Shared
 	}
 	wait := settledFor
 	if p.facts.Version == "" {
@@ -171,17 +173,38 @@ func (p *Prober) Ask(ctx context.Context, models []json.RawMessage) (f Facts, re
 	return f, p.reborn && !f.Shared
 }
 
-// find tells the kind of engine by the name that it lists its models under, and where
-// that is none of its own by the pages it has. SGLang and llama.cpp answer some of
-// Ollama's, so these come last.
-func (p *Prober) find(ctx context.Context, models []json.RawMessage) Kind {
+// take takes in the kind that was found, Auto where that is not certain. One that is not
+// the kind from before is of another engine: behind a proxy nobody refuses a connection
+// while the one goes and the other comes.
+func (p *Prober) take(kind Kind, owner string) {
+	if kind == Auto {
+		return
+	}
+	p.owner = owner
+	if kind == p.facts.Kind {
+		return
+	}
+	p.mark("kind", string(kind))
+	p.Forget()
+	p.facts.Kind, p.marks["kind"] = kind, string(kind)
+}
+
+// ownerOf is the name that an engine lists its default model under.
+func ownerOf(models []json.RawMessage) string {
 	var entry struct {
 		Owner string `json:"owned_by"`
 	}
 	if len(models) > 0 {
 		_ = json.Unmarshal(models[0], &entry)
 	}
-	switch entry.Owner {
+	return entry.Owner
+}
+
+// find tells the kind of engine by the name that it lists its models under, and where
+// that is none of its own by the pages it has. SGLang and llama.cpp answer some of
+// Ollama's, so these come last.
+func (p *Prober) find(ctx context.Context, owner string) Kind {
+	switch owner {
 	case "vllm":
 		return VLLM
 	case "sglang":

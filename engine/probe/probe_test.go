@@ -187,6 +187,28 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// One kind of engine may follow another at an address where nobody refuses a
+// connection in between. Nothing of the first one is believed of the second.
+func TestAnotherKindAtTheSameAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kinds := []string{"vllm", "ollama", "llamacpp", "", "sglang"}
+		p := New(nil, Auto, func(http.Header) {})
+		for i, dialect := range kinds {
+			d := newDouble(t, dialect, false)
+			p.engine = engine.Local{Handler: d}
+			fresh, _ := d.ask(d.prober(Auto))
+			time.Sleep(time.Minute)
+			got, restarted := d.ask(p)
+			if fmt.Sprint(got) != fmt.Sprint(fresh) || restarted != (i > 0) {
+				t.Errorf("%q: restarted %v\n%+v, want\n%+v", dialect, restarted, got, fresh)
+			}
+			if _, restarted := d.ask(p); restarted {
+				t.Errorf("%q: restarted again", dialect)
+			}
+		}
+	})
+}
+
 // Two engines that answer in turn at one address are no engine that restarts all the time.
 func TestSeveralEnginesAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
