@@ -228,9 +228,13 @@ func (s *Scanner) add(v value) {
 }
 
 // Usage returns what the engine reported, and whether it said how much of the
-// prompt was cached. Call it when the body has ended.
+// prompt was cached; more than all of it is no answer to that. Call it when the
+// body has ended.
 func (s *Scanner) Usage() (u Usage, known bool) {
 	s.finish()
+	if s.usage.Cached > s.usage.Prompt {
+		return Usage{Prompt: s.usage.Prompt, Completion: s.usage.Completion}, false
+	}
 	return s.usage, s.known
 }
 

@@ -86,6 +86,14 @@ var answers = []struct {
 		seen{usage: Usage{9, 2, 0}, whole: true, began: true},
 	},
 	{
+		"more cached than there is", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":10}}}`,
+		seen{usage: Usage{Prompt: 9, Completion: 2}, text: "Hi", whole: true, began: true},
+	},
+	{
+		"cached as a text", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":"8"}}}`,
+		seen{usage: Usage{Prompt: 9, Completion: 2}, text: "Hi", whole: true, began: true},
+	},
+	{
 		"llama.cpp's timings", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":2},"timings":{"cache_n":6,"prompt_n":3}}`,
 		seen{usage: Usage{9, 2, 6}, known: true, text: "Hi", whole: true, began: true},
 	},
