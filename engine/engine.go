@@ -33,6 +33,9 @@ func OpenRemote(base string) (*Remote, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, fmt.Errorf("engine %q is not a URL such as http://127.0.0.1:30000", base)
 	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("engine %q has more than a base URL, which is not sent: leave out user, query and fragment, and give a key with --engine-key", u.Redacted())
+	}
 	u.Path = strings.TrimSuffix(strings.TrimRight(u.Path, "/"), "/v1") // as in the base URLs of OpenAI's clients
 	u.Path = cmp.Or(u.Path, "/")                                       // or JoinPath makes relative paths
 	e := &Remote{base: u}

@@ -123,4 +123,9 @@ func TestOpenRemoteRefuses(t *testing.T) {
 			t.Errorf("%q: %v", base, err)
 		}
 	}
+	for _, base := range []string{"http://me:secret@localhost:1", "http://localhost:1?key=secret"} {
+		if _, err := OpenRemote(base); err == nil || !strings.Contains(err.Error(), "--engine-key") || strings.Contains(err.Error(), "secret@") {
+			t.Errorf("%q: %v", base, err)
+		}
+	}
 }
