@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/hearsay-project/hearsay/dialect"
@@ -34,6 +35,24 @@ type telling struct {
 // plain says whether it is an API for which an engine may want a flag to tell.
 func (t telling) plain() bool { return t.dialect == dialect.Chat || t.dialect == dialect.Completion }
 
+// startedAnew forgets what answers have shown of the engine beside the node of this
+// name: it may have other flags now. What the operator was told of it is told again.
+func (i *insight) startedAnew(node string) {
+	i.restarts++
+	i.silent = 0
+	maps.DeleteFunc(i.telling, func(from telling, _ bool) bool { return from.node == node })
+	for _, what := range []string{sayFound, sayCached, sayOff} {
+		delete(i.said, what)
+	}
+}
+
+// What is said once in a life of the engine.
+const (
+	sayFound  = "found"
+	sayCached = "cached"
+	sayOff    = "off"
+)
+
 const (
 	factsEvery = time.Second // at most; else at each probe
 
@@ -62,7 +81,7 @@ func (d *Daemon) askFacts(ctx context.Context, models []model) {
 	d.changeHealth(func(n *node.Node) {
 		d.insight.facts = facts
 		if restarted {
-			d.insight.restarts++
+			d.insight.startedAnew(d.cfg.Node.Name)
 			n.Cleared()
 		}
 		if told := d.capacityTold(); told != d.insight.told {
@@ -80,6 +99,11 @@ func (d *Daemon) askFacts(ctx context.Context, models []model) {
 	}
 	d.complain(facts)
 }
+
+const (
+	remedyOff    = "start vLLM without --no-enable-prefix-caching, or SGLang without --disable-radix-cache"
+	remedyShared = "run a node beside each engine"
+)
 
 // capacityTold is how many tokens the engine's cache holds by the operator's word or
 // else its own, and no less than are there by its events; 0 where nobody says.
@@ -100,23 +124,23 @@ func (d *Daemon) depth() int { return d.inFlight + d.insight.foreign }
 // complain tells the log what of the engine the operator may want to change, once.
 func (d *Daemon) complain(f probe.Facts) {
 	if f.Kind != probe.Auto && f.Version != "" {
-		d.sayOnce("found", func() {
+		d.sayOnce(sayFound, func() {
 			d.log.Info("the engine is known", "kind", string(f.Kind), "version", f.Version, "context", f.Context, "kv_tokens", f.KVTokens)
 		})
 	}
 	if f.Cached == probe.ReportsNo {
-		d.sayOnce("cached", func() {
+		d.sayOnce(sayCached, func() {
 			d.log.Warn("the engine does not report what it finds cached: promises cannot be checked", "remedy", f.Kind.Remedy())
 		})
 	}
 	if f.CacheOff {
-		d.sayOnce("off", func() {
-			d.log.Warn("the engine's prefix cache is off: nothing is ever found cached here", "remedy", "start vLLM without --no-enable-prefix-caching, or SGLang without --disable-radix-cache")
+		d.sayOnce(sayOff, func() {
+			d.log.Warn("the engine's prefix cache is off: nothing is ever found cached here", "remedy", remedyOff)
 		})
 	}
 	if f.Shared {
 		d.sayOnce("shared", func() {
-			d.log.Warn("several engines answer in turn at --engine: what one has cached says nothing of the next", "remedy", "run a node beside each engine")
+			d.log.Warn("several engines answer in turn at --engine: what one has cached says nothing of the next", "remedy", remedyShared)
 		})
 	}
 }
@@ -159,7 +183,7 @@ func (d *Daemon) cachedKnown(q *request, res result) (known bool) {
 		}
 	})
 	if silent {
-		d.sayOnce("cached", func() {
+		d.sayOnce(sayCached, func() {
 			d.log.Warn("the engine's answers do not tell what it finds cached, though prompts come again: promises cannot be checked", "remedy", kind.Remedy())
 		})
 	}
@@ -238,7 +262,12 @@ func (d *Daemon) engineStatus(s node.Status) EngineStatus {
 	case other: // nobody has asked by the APIs that want a flag for it
 		out.Cached = Fact{true, FromAnswers}
 	}
-	if out.Cached.Value == false {
+	switch {
+	case f.Shared:
+		out.Remedy = remedyShared
+	case f.CacheOff:
+		out.KVTokens, out.Remedy = Fact{0, FromEngine}, remedyOff
+	case out.Cached.Value == false:
 		out.Remedy = f.Kind.Remedy()
 	}
 	for _, m := range d.health.models {

@@ -14,6 +14,7 @@ import (
 	"github.com/hearsay-project/hearsay/engine"
 	"github.com/hearsay-project/hearsay/engine/emulated"
 	"github.com/hearsay-project/hearsay/engine/probe"
+	"github.com/hearsay-project/hearsay/node"
 )
 
 // A foreignEngine is an emulated one that speaks a dialect and can be started anew
@@ -180,6 +181,59 @@ func TestMissingFlagIsSaidOnce(t *testing.T) {
 			defer mu.Unlock()
 			if n := strings.Count(log.String(), flag); n != 1 || !strings.Contains(remedy, flag) {
 				t.Errorf("%s: said %d times, remedy %q\n%s", dialect, n, remedy, log.String())
+			}
+		})
+	}
+}
+
+// An engine that is started anew without its flag no longer leaves out zeros alone:
+// what it told in its former life says nothing now, and the flag is named again.
+func TestRestartWithoutItsFlag(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var log bytes.Buffer
+		f := newForeign(t, "vllm")
+		c := f.beside(t, func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		})
+		const remedy = "--enable-prompt-tokens-details"
+		for life := range 3 {
+			f.config.Bare = life > 0
+			f.start()
+			time.Sleep(3 * time.Second)
+			before := c.nodes["n1"].Status().Here.Reported
+			for range 5 {
+				f.ask(c, prompt("again", 40))
+			}
+			s := c.nodes["n1"].Status()
+			if bare := f.config.Bare; s.Engine.Cached != (Fact{!bare, "learnt"}) || bare != (s.Here.Reported == before) {
+				t.Errorf("life %d: %d answers are known, then %d; %+v", life, before, s.Here.Reported, s.Engine.Cached)
+			}
+			mu.Lock()
+			if n := strings.Count(log.String(), remedy); n != life {
+				t.Errorf("life %d: %s was named %d times", life, remedy, n)
+			}
+			mu.Unlock()
+		}
+	})
+}
+
+// Where an engine's cache is off, or several take turns, the operator reads in the
+// status too what to change.
+func TestStatusHasTheRemedy(t *testing.T) {
+	for want, facts := range map[string]probe.Facts{
+		"--no-enable-prefix-caching": {Kind: probe.VLLM, KVTokens: 16000, CacheOff: true},
+		"beside each engine":         {Kind: probe.VLLM, KVTokens: 16000, Shared: true},
+	} {
+		inBubble(t, func(t *testing.T) {
+			d := newForeign(t, "").beside(t).nodes["n1"]
+			var e EngineStatus
+			d.locked(func(now time.Time, n *node.Node) {
+				d.insight.facts, d.insight.told = facts, 1
+				e = d.engineStatus(n.Status(now))
+			})
+			if !strings.Contains(e.Remedy, want) || facts.CacheOff && e.KVTokens != (Fact{0, "engine"}) {
+				t.Errorf("%+v", e)
 			}
 		})
 	}

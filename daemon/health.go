@@ -21,7 +21,7 @@ import (
 // whether it generates. The two differ: a frozen engine may go on answering what
 // costs it nothing. Daemon.mu guards it.
 type health struct {
-	probed    bool  // at least once
+	probed    bool  // it has answered, or is down
 	down      bool  // it does not answer probes
 	denied    bool  // it answers that it wants credentials
 	failures  int   // probes in a row that failed
@@ -43,15 +43,16 @@ var errDenied = errors.New("the engine wants credentials: give this node its key
 // else may be a busy engine, and only failuresMax in a row take it out. One that
 // wants credentials lives.
 func (h *health) probe(err error, failuresMax, successesMin int) (cleared bool) {
-	h.probed = true
 	h.denied = errors.Is(err, errDenied)
 	if err != nil && !h.denied {
 		h.err, h.successes = err, 0
 		h.failures++
 		h.refused(err)
 		h.down = h.down || h.lost || h.failures >= failuresMax
+		h.probed = h.probed || h.down
 		return false
 	}
+	h.probed = true
 	h.err, h.failures = err, 0
 	h.successes++
 	h.down = h.down && h.successes < successesMin
@@ -186,7 +187,7 @@ func (d *Daemon) probe(ctx context.Context) (models []model, ok bool) {
 	d.changeHealth(func(n *node.Node) {
 		if d.health.probe(err, d.cfg.HealthFailures, d.cfg.HealthSuccesses) {
 			n.Cleared()
-			d.insight.restarts++
+			d.insight.startedAnew(d.cfg.Node.Name)
 			d.prober.Forget()
 		}
 		if err == nil {

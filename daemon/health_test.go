@@ -34,6 +34,8 @@ func TestHealthOfProbes(t *testing.T) {
 	if h.state() != "starting" {
 		t.Errorf("at first: %s", h.state())
 	}
+	step(errSlowProbe, "starting", false)
+	step(errSlowProbe, "starting", false)
 	step(nil, "ready", false)
 	for range 2 {
 		step(errSlowProbe, "ready", false)

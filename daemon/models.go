@@ -27,7 +27,7 @@ type model struct {
 
 const (
 	modelsPath  = "/v1/models"
-	modelsBytes = 1 << 20     // of a list
+	modelsBytes = 4 << 20     // of a list: that of a vLLM has some 500 for each adapter
 	modelsWait  = time.Second // for a peer's list
 )
 
@@ -53,14 +53,23 @@ func readModels(resp *http.Response) ([]model, error) {
 		return nil, fmt.Errorf("%w (status %d at %s)", errDenied, status, modelsPath)
 	case status == http.StatusNotFound:
 		return nil, nil // an engine without the page: it may serve anything
+	case status >= 300 && status < 400:
+		return nil, fmt.Errorf("the engine's %s is elsewhere, at %.200q: give as --engine the URL that it leads to", modelsPath, resp.Header.Get("Location"))
 	case status != http.StatusOK:
 		return nil, fmt.Errorf("ask the engine for its models: status %d", status)
+	}
+	page, err := io.ReadAll(io.LimitReader(resp.Body, modelsBytes+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("ask the engine for its models: %w", err)
+	case len(page) > modelsBytes:
+		return nil, fmt.Errorf("the engine's list of models takes more than %d bytes: have it list fewer", modelsBytes)
 	}
 	var list struct {
 		Data []json.RawMessage `json:"data"`
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, modelsBytes)).Decode(&list); err != nil {
-		return nil, fmt.Errorf("ask the engine for its models: %w", err)
+	if err := json.Unmarshal(page, &list); err != nil {
+		return nil, fmt.Errorf("the engine's %s is no list of models: give as --engine the base URL of an OpenAI server (%w)", modelsPath, err)
 	}
 	var models []model
 	for _, raw := range list.Data {
@@ -73,7 +82,7 @@ func readModels(resp *http.Response) ([]model, error) {
 		}
 	}
 	if len(models) == 0 {
-		return nil, errors.New("the engine lists no model")
+		return nil, errors.New("the engine lists no model: have it load one")
 	}
 	return models, nil
 }

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -101,4 +103,33 @@ func TestSlowPeerInModels(t *testing.T) {
 			t.Errorf("after %v: %+v", time.Since(begun), got)
 		}
 	})
+}
+
+// What an engine lists is read up to thousands of adapters; where it lists none, the
+// operator is told what to do.
+func TestListsOfModels(t *testing.T) {
+	entry := `{"id":"adapter-%04d","parent":"m","root":"` + strings.Repeat("/models", 50) + `"}`
+	var many []string
+	for i := range 5000 {
+		many = append(many, fmt.Sprintf(entry, i))
+	}
+	for _, tc := range []struct {
+		status int
+		page   string
+		models int
+		err    string
+	}{
+		{200, `{"data":[` + strings.Join(many, ",") + `]}`, 5000, ""},
+		{200, `{"data":[{"id":"m"}]}` + strings.Repeat(" ", 5<<20), 0, "have it list fewer"},
+		{200, `{"data":null}`, 0, "have it load one"},
+		{200, `<html>`, 0, "give as --engine the base URL of an OpenAI server"},
+		{307, ``, 0, "give as --engine the URL that it leads to"},
+		{404, ``, 0, ""},
+	} {
+		resp := &http.Response{StatusCode: tc.status, Header: http.Header{"Location": {"http://other/v1/models"}}, Body: io.NopCloser(strings.NewReader(tc.page))}
+		models, err := readModels(resp)
+		if len(models) != tc.models || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%d %.40s: %d models, %v", tc.status, tc.page, len(models), err)
+		}
+	}
 }

@@ -152,7 +152,7 @@ func printEngine(out io.Writer, e daemon.EngineStatus) {
 	fmt.Fprintf(out, "  engine %s, version %s: context %s tokens, KV cache %s tokens, running %s, waiting %s, reports cached tokens: %s\n",
 		say(e.Kind), say(e.Version), say(e.Context), say(e.KVTokens), say(e.Running), say(e.Waiting), say(e.Cached))
 	if e.Remedy != "" {
-		fmt.Fprintf(out, "  promises cannot be checked: %s\n", e.Remedy)
+		fmt.Fprintf(out, "  to be changed at the engine: %s\n", e.Remedy)
 	}
 }
 
