@@ -214,7 +214,7 @@ func newDaemon(cfg Config) (*Daemon, error) {
 	m.OnJoin = func(peer string) { d.log.Info("peer joined", "peer", peer) }
 	m.OnLost = func(peer string) {
 		d.log.Warn("peer lost", "peer", peer)
-		d.locked(func(now time.Time, n *node.Node) { n.Failed(now, peer) })
+		d.locked(func(now time.Time, n *node.Node) { n.Lost(now, peer) })
 	}
 	d.mesh, err = mesh.Open(m)
 	return d, err

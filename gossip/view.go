@@ -80,10 +80,17 @@ type peer struct {
 	load        Load
 	told        told
 
-	failures   int       // in a row
-	doubtUntil time.Time // meaningful while failures > 0
-	unheard    bool      // no rumor applied since the last failure
+	failures     int // in a row
+	failed, lost doubt
 }
+
+// A doubt lasts until a time, and until a rumor has been applied since it was last raised.
+type doubt struct {
+	until   time.Time
+	unheard bool
+}
+
+func (d doubt) lasts(now time.Time) bool { return d.unheard || now.Before(d.until) }
 
 // A Peer is what is believed of one peer at one moment.
 type Peer struct {
@@ -93,7 +100,7 @@ type Peer struct {
 	Heard       time.Time // when its last rumor came
 	Every       time.Duration
 	Suspected   bool // silent for too long
-	Doubted     bool // failed a request, and its backoff is not over
+	Doubted     bool // failed a request or was lost, and its backoff is not over
 	Down        bool // says that it cannot serve
 	PausedUntil time.Time
 	Queue       int
@@ -145,11 +152,12 @@ func (v *View) Hear(now time.Time, r Rumor) bool {
 		return false
 	}
 	if r.Life > p.life {
-		p.failures = 0
+		p.trust()
 		v.forgetTold(p)
 	}
 	p.life, p.version = r.Life, r.Version
-	p.heard, p.every, p.relayed, p.unheard = now, r.Every, r.Relayed, false
+	p.heard, p.every, p.relayed = now, r.Every, r.Relayed
+	p.failed.unheard, p.lost.unheard = false, false
 	p.queue, p.tokens, p.down, p.models = r.Queue, r.Tokens, r.Down, r.Models
 	p.load = r.Load
 	p.pausedUntil = now.Add(max(0, r.Pause))
@@ -190,12 +198,22 @@ func (v *View) Fail(now time.Time, peer string) {
 	if p == nil {
 		return
 	}
-	if !p.doubted(now) {
+	if !p.failed.lasts(now) {
 		backoff := max(p.every, doubtFloor) << min(p.failures, 16)
-		p.doubtUntil = now.Add(min(backoff, doubtCap))
+		p.failed.until = now.Add(min(backoff, doubtCap))
 		p.failures++
 	}
-	p.unheard = true
+	p.failed.unheard = true
+}
+
+// Lose records that the connection with peer broke. It is doubted until a rumor of it
+// has been heard, and for a poll interval at least, since one that it sent before may
+// be on its way by others. That is no failure of a request: a peer that is back as good
+// as it was may have been sent none for days, and so have no success to end a row of them.
+func (v *View) Lose(now time.Time, peer string) {
+	if p := v.byName[peer]; p != nil {
+		p.lost = doubt{now.Add(max(p.every, doubtFloor)), true}
+	}
 }
 
 // Pause records that peer asked to be sent nothing until then, other than by a
@@ -230,7 +248,7 @@ func (v *View) Load(peer string) (Load, bool) {
 // Succeed records that peer answered a request: whatever failed before is over.
 func (v *View) Succeed(now time.Time, peer string) {
 	if p := v.byName[peer]; p != nil {
-		p.failures = 0
+		p.trust()
 	}
 }
 
@@ -345,6 +363,7 @@ func (v *View) look(now time.Time, p *peer) Peer {
 	}
 }
 
-func (p *peer) doubted(now time.Time) bool {
-	return p.failures > 0 && (p.unheard || now.Before(p.doubtUntil))
-}
+func (p *peer) doubted(now time.Time) bool { return p.failed.lasts(now) || p.lost.lasts(now) }
+
+// trust ends every doubt.
+func (p *peer) trust() { p.failures, p.failed, p.lost = 0, doubt{}, doubt{} }

@@ -279,6 +279,44 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
+// A lost peer is doubted until it has been heard and a poll interval is over, however
+// often it was lost before; that neither lengthens the backoff of a failure nor is one.
+func TestLoss(t *testing.T) {
+	v := gossip.NewView(gossip.Config{SuspectAfter: 1000})
+	v.Hear(start, rumor("a", 1, 1, "ab"))
+	now, version := start, uint64(1)
+	doubted := func(want time.Duration) {
+		t.Helper()
+		if v.Usable(now.Add(want), "a") {
+			t.Fatal("usable though unheard")
+		}
+		version++
+		v.Hear(now, rumor("a", 1, version, "ab"))
+		if v.Usable(now.Add(want-1), "a") || !v.Usable(now.Add(want), "a") {
+			t.Fatalf("is not doubted for %v", want)
+		}
+		now = now.Add(want)
+	}
+	for range 5 {
+		v.Lose(now, "a")
+		doubted(poll)
+	}
+	if p := v.Peers(now)[0]; p.Failures != 0 {
+		t.Errorf("%d failures of requests", p.Failures)
+	}
+	for _, want := range []time.Duration{poll, 2 * poll, 4 * poll} { // of a peer that fails each time it is lost
+		v.Lose(now, "a")
+		v.Fail(now, "a")
+		doubted(want)
+	}
+	v.Lose(now, "a")
+	v.Succeed(now, "a")
+	if !v.Usable(now, "a") {
+		t.Error("doubted though it answers")
+	}
+	v.Lose(now, "b") // which is unknown
+}
+
 // What a restarted peer said and was credited with in its last life is gone at once.
 func TestNewLife(t *testing.T) {
 	v := gossip.NewView(gossip.Config{})

@@ -271,6 +271,10 @@ func (n *Node) Failed(now time.Time, name string) {
 	n.view.Fail(now, name)
 }
 
+// Lost records that the connection with the peer named broke: it is sent nothing until
+// it has been heard again.
+func (n *Node) Lost(now time.Time, name string) { n.view.Lose(now, name) }
+
 // Busy records that the engine of a peer, or of this node, has asked for no more
 // requests for some time: it answered 429, or 503 with Retry-After. Peers are told
 // of this node's own as a pause.

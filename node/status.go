@@ -34,7 +34,7 @@ type State string
 const (
 	Suspected State = "suspected" // silent for too long
 	Down      State = "down"      // says that it cannot serve
-	Doubted   State = "doubted"   // failed a request lately
+	Doubted   State = "doubted"   // failed a request lately, or was lost
 	Paused    State = "paused"    // asked for no more
 	Alive     State = "alive"
 )
