@@ -3,6 +3,8 @@ package dialect
 import (
 	"bytes"
 	"slices"
+	"strconv"
+	"time"
 	"unicode/utf8"
 )
 
@@ -37,7 +39,7 @@ var limits = map[Dialect]string{
 //
 // It is nil where that cannot be: in a dialect that generates nothing, where the n bytes
 // end in what is no text, such as a tool's description or a picture, or where the prompt
-// is more than the body has.
+// is more than the body has; and where the engine is to unload the model afterwards.
 func Cut(e Endpoint, body []byte, n int) []byte {
 	limit, ok := limits[e.Dialect]
 	p := prompt{doc: doc{fold: ollama(e.Dialect)}}
@@ -53,6 +55,9 @@ func Cut(e Endpoint, body []byte, n int) []byte {
 		if slices.Contains(shaping, string(key)) {
 			kept[string(key)] = v
 		}
+	}
+	if ollama(e.Dialect) && p.unloads(kept["keep_alive"]) {
+		return nil
 	}
 	out := object(nil)
 	for _, key := range shaping {
@@ -73,6 +78,17 @@ func Cut(e Endpoint, body []byte, n int) []byte {
 		}
 	}
 	return append(out, limit...)
+}
+
+// unloads says whether Ollama drops the model, and its cache, right after a request
+// that keeps it alive for v: seconds, or a duration as Go writes it (api/types.go).
+func (d *doc) unloads(v value) bool {
+	if d.number(v) {
+		seconds, err := strconv.ParseFloat(string(d.raw(v)), 64)
+		return err == nil && seconds == 0
+	}
+	keep, err := time.ParseDuration(string(d.str(v)))
+	return err == nil && keep == 0
 }
 
 func ollama(d Dialect) bool { return d == OllamaChat || d == OllamaGenerate }
