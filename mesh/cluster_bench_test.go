@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -173,11 +174,7 @@ func (f *fleet) run(count, above int, certs bool) {
 	}
 	tick := time.NewTicker(benchPoll / time.Duration(count))
 	defer tick.Stop()
-	warm := 20
-	if above > 0 {
-		warm += int(spareWait / benchPoll) // for the streams of the beginning to end
-	}
-	for range warm {
+	for range 20 + int(spareWait/benchPoll) { // for the streams of the beginning to end
 		f.poll(tick.C)
 	}
 	f.mu.Lock()
@@ -205,4 +202,50 @@ func (f *fleet) run(count, above int, certs bool) {
 	b.ReportMetric(float64(late[len(late)/2])/float64(benchPoll), "polls-p50")
 	b.ReportMetric(float64(late[len(late)*99/100])/float64(benchPoll), "polls-p99")
 	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkRelayedRumor tells what it takes to read a rumor of 5 new blocks that is
+// relayed, to hear it and to keep it, without certificates and with.
+func BenchmarkRelayedRumor(b *testing.B) {
+	for _, certs := range []bool{false, true} {
+		b.Run(fmt.Sprintf("certs=%v", certs), func(b *testing.B) {
+			f, dir := &fleet{b: b, said: map[string]map[uint64]time.Time{}}, ""
+			if certs {
+				dir = b.TempDir()
+				if err := cert.MakeAuthority(dir, 24*time.Hour); err != nil {
+					b.Fatal(err)
+				}
+			}
+			f.open(dir, 0)
+			f.open(dir, 0)
+			defer f.close()
+			m, author := f.nodes[0], f.nodes[1]
+			p := &peer{Peer: Peer{Name: "author", State: StateAlive}, member: true, life: 1}
+			if certs {
+				own, err := author.cfg.Identity.Server().GetCertificate(nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.chain = []*x509.Certificate{own.Leaf}
+			}
+			m.Mesh.mu.Lock()
+			m.peers[p.Name] = p
+			m.Mesh.mu.Unlock()
+			s := m.newStream(&peer{Peer: Peer{Name: "relay"}}, nil, relaySpoken)
+			r := gossip.Rumor{Author: p.Name, Life: 1, Version: 1, Every: benchPoll, Models: []string{"meta-llama/Llama-3.1-8B-Instruct"}, Change: &gossip.Change{}}
+			for b.Loop() {
+				b.StopTimer()
+				r.Version++
+				r.Change.Since, r.Change.Come = r.Version-1, []prefix.Hash{1, 2, 3, 4, prefix.Hash(r.Version + 4)}
+				payload := author.seal(r.AppendBinary(nil))[frameHeader:]
+				b.StartTimer()
+				if err := s.relayed(payload); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if m.Refused()[refusedForged] > 0 || m.Stats().RelayedNews == 0 {
+				b.Errorf("refused %v, counted %+v", m.Refused(), m.Stats())
+			}
+		})
+	}
 }

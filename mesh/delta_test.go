@@ -25,7 +25,7 @@ type teller struct {
 const tellEvery = 100 * time.Millisecond
 
 func startTellers(t *testing.T, network *memnet.Network, count int, change func(*Config)) (all []*teller) {
-	all = tellers(t, network, count, change)
+	all = tellers(t, network, 1, count, change)
 	var nodes []*testNode
 	for _, w := range all {
 		nodes = append(nodes, w.testNode)
@@ -34,13 +34,11 @@ func startTellers(t *testing.T, network *memnet.Network, count int, change func(
 	return all
 }
 
-func tellers(t *testing.T, network *memnet.Network, count int, change func(*Config)) (all []*teller) {
-	for i := 1; i <= count; i++ {
+// tellers starts n<first> and those after it.
+func tellers(t *testing.T, network *memnet.Network, first, count int, change func(*Config)) (all []*teller) {
+	for i := first; i < first+count; i++ {
 		w := &teller{view: gossip.NewView(gossip.Config{}), tree: prefix.NewTree(1<<30, 4000)}
 		w.testNode = start(t, network, i, seed, func(c *Config) {
-			if change != nil {
-				change(c)
-			}
 			c.OnRumor = func(r gossip.Rumor) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
@@ -50,6 +48,9 @@ func tellers(t *testing.T, network *memnet.Network, count int, change func(*Conf
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				return w.view.Told(peer)
+			}
+			if change != nil {
+				change(c)
 			}
 		})
 		all = append(all, w)

@@ -27,13 +27,6 @@ const (
 	silentPull   = 15 * time.Second      // a member silent for so long, and for ten polls, is asked directly
 )
 
-// A pull is how a node gets what relayed rumors lack: an author's tree when it comes to
-// know of it or has missed something, and the certificate that its signatures are held
-// to. Each end tells the other what it holds of its tree, and then its latest rumor as
-// the change since that, or whole: the one that is dialled first.
-//
-// What one holds, why another pull is due, and when, is in peer.
-
 // want has p pulled, so long after its last pull at the least.
 func (m *Mesh) want(p *peer, apart time.Duration) {
 	m.mu.Lock()
@@ -65,19 +58,20 @@ func (m *Mesh) pull() {
 	pulled := purse{rate: float64(m.cfg.RumorBytes)}
 	got := make(chan int, pullsMax)
 	for {
+		for len(got) > 0 {
+			pulled.spend(<-got)
+		}
+		var p *peer
+		wait := 100 * time.Millisecond
 		m.mu.Lock()
 		if m.pulling = m.relaying && m.ctx.Err() == nil && !m.leaving; !m.pulling {
 			m.mu.Unlock()
 			return
 		}
-		p, wait := m.nextPull(time.Now())
+		if pulled.left(time.Now()) > 0 {
+			p, wait = m.nextPull(time.Now())
+		}
 		m.mu.Unlock()
-		for len(got) > 0 {
-			pulled.spend(<-got)
-		}
-		if p != nil && pulled.left(time.Now()) <= 0 {
-			p, wait = nil, 100*time.Millisecond
-		}
 		if p == nil {
 			timer := time.NewTimer(wait)
 			select {
@@ -124,7 +118,7 @@ func (m *Mesh) nextPull(now time.Time) (next *peer, wait time.Duration) {
 	return next, wait
 }
 
-// pullFrom pulls from p and returns how many bytes it has sent.
+// pullFrom pulls from p and returns how many bytes that has brought.
 func (m *Mesh) pullFrom(p *peer) (bytes int) {
 	m.mu.Lock()
 	addr, lived := p.Addr, p.life
@@ -143,7 +137,8 @@ func (m *Mesh) pullFrom(p *peer) (bytes int) {
 		}
 		m.mu.Unlock()
 		if !old && ctx.Err() == nil {
-			m.log.Log(ctx, m.unlinked(p.Name, err), "nothing pulled", "peer", p.Name, "addr", addr, "err", err)
+			m.unlinked(p.Name, err)
+			m.log.Debug("nothing pulled", "peer", p.Name, "addr", addr, "err", err)
 		}
 		m.retry(p, lived)
 		return 0
@@ -192,7 +187,11 @@ func (m *Mesh) acceptPull(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pulling is one end of a pull.
+// pulling is one end of a pull, by which a node gets what relayed rumors lack: an
+// author's tree when it comes to know of it or has missed something, and the certificate
+// that its signatures are held to. Each end tells the other what it holds of its tree,
+// and then its latest rumor as the change since that, or whole: the one that is dialled
+// first.
 type pulling struct {
 	*Mesh
 	peer *peer

@@ -73,8 +73,7 @@ func (m *Mesh) seal(rumor []byte) []byte {
 }
 
 // genuine says whether a rumor is what p, its author, signed with the certificate that
-// it has shown this node. It needs the lock of nothing. Without certificates nobody
-// can tell.
+// it has shown this node last. Without certificates nobody can tell.
 func (m *Mesh) genuine(p *peer, signature, rumor []byte) bool {
 	if m.cfg.Identity == nil {
 		return true

@@ -24,7 +24,7 @@ import (
 
 // startRelay starts nodes that relay above 4, and waits until all know of all.
 func startRelay(t *testing.T, network *memnet.Network, count int, change func(*Config)) []*teller {
-	all := tellers(t, network, count, func(c *Config) {
+	all := tellers(t, network, 1, count, func(c *Config) {
 		c.RelayAbove = 4
 		if change != nil {
 			change(c)
