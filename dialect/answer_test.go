@@ -90,6 +90,10 @@ var answers = []struct {
 		seen{usage: Usage{Prompt: 9, Completion: 2}, text: "Hi", whole: true, began: true},
 	},
 	{
+		"a prompt longer than any", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":99999999999999999999,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}`,
+		seen{text: "Hi", whole: true, began: true},
+	},
+	{
 		"cached as a text", chat, jsonType, `{"choices":[{"index":0,"message":{"content":"Hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":"8"}}}`,
 		seen{usage: Usage{Prompt: 9, Completion: 2}, text: "Hi", whole: true, began: true},
 	},

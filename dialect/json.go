@@ -444,5 +444,8 @@ func (d *doc) integer(v value) (int, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(string(d.raw(v)), 10, 31)
-	return int(n), err == nil
+	if err != nil { // of one that is too large n is the largest
+		return 0, false
+	}
+	return int(n), true
 }
