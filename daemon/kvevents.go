@@ -60,6 +60,8 @@ const (
 	linkedMin       = 32                    // prompts, before they are missed among what is evicted
 	tokenizePause   = 10 * time.Second      // after an engine took longer: answers are to wait for none that hangs
 	tokenizeRetry   = time.Minute           // after an engine said that it has no tokenizer
+
+	tokenizeFailuresMax = 8 // in a row, before the operator is told; one may be its prompt's fault
 )
 
 func newEvents(d *Daemon) (*events, error) {
@@ -251,22 +253,42 @@ func (e *events) tokens(ctx context.Context, p uncut) (ids []uint32, weights []i
 		of.none = time.Now().Add(tokenizePause)
 	}
 	var status tokenizeStatus
-	if errors.As(err, &status) && (status.missing() || of == &e.chats && !of.known && status.unreadable()) {
-		of.none = time.Now().Add(tokenizeRetry)
+	switch {
+	case err == nil:
+		of.known, of.failures = true, 0
+	case errors.As(err, &status) && (status.missing() || of == &e.chats && !of.known && status.unreadable()):
+		of.none, of.failures = time.Now().Add(tokenizeRetry), 0
 		e.d.sayOnce("tokenize", func() {
 			e.d.log.Warn("the engine does not cut prompts into tokens, or not those of chats: its KV events cannot be linked to them", "err", err,
 				"remedy", "update it to a version whose POST /tokenize takes a prompt, and messages")
 		})
+	default:
+		if of.failures++; of.failures == tokenizeFailuresMax {
+			e.tellFailure(err)
+		}
 	}
-	of.known = of.known || err == nil
 	return ids, weights, err
+}
+
+// tellFailure says that prompts are not cut, one after another, by an engine that has
+// not said that it has no tokenizer.
+func (e *events) tellFailure(err error) {
+	remedy := "see to it that its POST /tokenize answers within 2s, with tokens"
+	var status tokenizeStatus
+	if errors.As(err, &status) && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
+		remedy = "give this node its key with --engine-key"
+	}
+	e.d.sayOnce("tokenize fails", func() {
+		e.d.log.Warn("the engine has cut none of the last prompts into tokens: its KV events are not linked to them", "err", err, "remedy", remedy)
+	})
 }
 
 // A tokenizer is what is known of the engine's, of texts or of chats: SGLang's has not
 // always taken both. It is for the goroutine that asks.
 type tokenizer struct {
-	known bool      // it has answered
-	none  time.Time // until when it is not asked
+	known    bool      // it has answered
+	failures int       // answers in a row without tokens
+	none     time.Time // until when it is not asked
 }
 
 // A tokenizeStatus is that of a question for tokens.

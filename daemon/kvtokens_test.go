@@ -148,6 +148,46 @@ func TestTokenizerWithoutChats(t *testing.T) {
 	})
 }
 
+// A tokenizer that goes on failing is told of once, with what there is to do.
+func TestTokenizerThatFails(t *testing.T) {
+	for _, tc := range []struct {
+		name, remedy string
+		answer       http.HandlerFunc
+	}{
+		{"credentials", "--engine-key", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }},
+		{"errors", "POST /tokenize answers", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }},
+		{"no tokens", "POST /tokenize answers", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"tokens":[]}`) }},
+		{"hangs", "POST /tokenize answers", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
+	} {
+		inBubble(t, func(t *testing.T) {
+			var mu sync.Mutex
+			var log bytes.Buffer
+			p := newPublishing(t, "")
+			c := newCluster(t, 1, func(string) http.RoundTripper {
+				return engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/tokenize" {
+						tc.answer(w, r)
+						return
+					}
+					p.ServeHTTP(w, r)
+				})}
+			}, p.follow, func(c *Config) {
+				c.Log = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			})
+			time.Sleep(5 * time.Second)
+			for i := range 2 * tokenizeFailuresMax {
+				promised(t, c, topicQuestion(1, i))
+				time.Sleep(tokenizePause + tokenizeTimeout)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if n := strings.Count(log.String(), "none of the last prompts"); n != 1 || !strings.Contains(log.String(), tc.remedy) {
+				t.Errorf("%s: told %d times:\n%s", tc.name, n, log.String())
+			}
+		})
+	}
+}
+
 // With vLLM an adapter is a model: its prompts are linked to the blocks that its events
 // name it in, from the first one on.
 func TestAdapterOfVLLM(t *testing.T) {
