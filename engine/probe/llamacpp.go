@@ -28,8 +28,8 @@ func (p *Prober) settleLlamaCpp(ctx context.Context) {
 	}
 	p.version(said.Build)
 	p.facts.Cached = Reports
-	if n := said.Settings.Context; n > 0 {
-		p.facts.Context, p.facts.KVTokens = n, n*max(said.Slots, 1)
+	if n := tokensOf(max(said.Slots, 1), said.Settings.Context); n > 0 {
+		p.facts.Context, p.facts.KVTokens = said.Settings.Context, n
 	}
 	p.mark("media marker", said.Marker)
 }

@@ -76,7 +76,7 @@ func (p *Prober) loadOllama(ctx context.Context) {
 	tokens, longest := 0, 0
 	for _, m := range said.Models {
 		loaded = append(loaded, m.Model)
-		tokens += max(m.Context, 0)
+		tokens += tokensOf(1, m.Context)
 		longest = max(longest, m.Context)
 	}
 	for _, was := range p.facts.Loaded {

@@ -79,7 +79,7 @@ func (k Kind) Remedy() string {
 	case LlamaCpp:
 		return "update llama-server: it has told so in usage.prompt_tokens_details and timings.cache_n since 2025"
 	case Ollama:
-		return "Ollama has no way to tell it; run the model with llama-server to have promises checked"
+		return "Ollama has no way to tell what it finds cached; run the model with llama-server to have promises checked"
 	}
 	return "have the engine report usage.prompt_tokens_details.cached_tokens"
 }
@@ -328,10 +328,26 @@ func (p *Prober) getJSON(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(page, v); err != nil {
+	err = json.Unmarshal(page, v)
+	if field := (*json.UnmarshalTypeError)(nil); errors.As(err, &field) && field.Field != "" {
+		return nil // one fact is told in another way: the others are as good as before
+	}
+	if err != nil {
 		return refusal(http.StatusOK) // a page of another program's
 	}
 	return nil
+}
+
+// tokensMax is more than any cache holds: what is beyond is no number of tokens.
+const tokensMax = 1 << 40
+
+// tokensOf is how many tokens so many parts of a cache hold, or 0 where that can be no
+// such number.
+func tokensOf(parts, each int) int {
+	if parts <= 0 || each <= 0 || each > tokensMax/parts {
+		return 0
+	}
+	return parts * each
 }
 
 // version keeps what an engine calls its version, and something in any case: it has

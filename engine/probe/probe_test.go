@@ -276,6 +276,40 @@ func TestPageThatHangs(t *testing.T) {
 	})
 }
 
+// A number that is none of tokens is not believed, and one that is told in another way
+// takes no other with it.
+func TestNumbersThatCannotBe(t *testing.T) {
+	const huge = "9223372036854775807"
+	for _, tc := range []struct {
+		kind    Kind
+		page    string
+		told    string
+		tokens  int
+		version string
+	}{
+		{SGLang, "/server_info", `{"version":"1","max_total_num_tokens":` + huge + `,"dp_size":2}`, 0, "1"},
+		{SGLang, "/server_info", `{"version":"1","max_total_num_tokens":5000,"dp_size":-3}`, 5000, "1"},
+		{SGLang, "/server_info", `{"max_total_num_tokens":5000,"random_seed":"x","version":"1"}`, 5000, "1"},
+		{SGLang, "/server_info", `["version"]`, 0, ""},
+		{LlamaCpp, "/props", `{"build_info":"b1","total_slots":` + huge + `,"default_generation_settings":{"n_ctx":4096}}`, 0, "b1"},
+		{LlamaCpp, "/props", `{"build_info":"b1","total_slots":"4","default_generation_settings":{"n_ctx":4096}}`, 4096, "b1"},
+		{VLLM, "/metrics", `vllm:cache_config_info{num_gpu_blocks="` + huge + `",block_size="16"} 1` + "\n", 0, ""},
+		{VLLM, "/metrics", `vllm:cache_config_info{kv_cache_size_tokens="` + huge + `"} 1` + "\n", 0, ""},
+		{Ollama, "/api/ps", `{"models":[{"model":"a","context_length":` + huge + `},{"model":"b","context_length":4096}]}`, 4096, ""},
+	} {
+		p := New(engine.Local{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != tc.page {
+				http.NotFound(w, r)
+				return
+			}
+			_, _ = io.WriteString(w, tc.told)
+		})}, tc.kind, func(http.Header) {})
+		if f, _ := p.Ask(t.Context(), nil); f.KVTokens != tc.tokens || f.Version != tc.version {
+			t.Errorf("%s %s: %+v", tc.kind, tc.told, f)
+		}
+	}
+}
+
 // Endless, broken and foreign pages tell nothing.
 func TestPagesOfNoUse(t *testing.T) {
 	for name, body := range map[string]string{

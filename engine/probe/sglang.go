@@ -30,8 +30,8 @@ func (p *Prober) settleSGLang(ctx context.Context) {
 		return
 	}
 	p.version(said.Version)
-	if said.Tokens > 0 {
-		p.facts.KVTokens = said.Tokens * max(said.Ranks, 1)
+	if n := tokensOf(max(said.Ranks, 1), said.Tokens); n > 0 {
+		p.facts.KVTokens = n
 	}
 	if said.Context > 0 {
 		p.facts.Context = said.Context

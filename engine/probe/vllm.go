@@ -35,9 +35,9 @@ func (p *Prober) loadVLLM(ctx context.Context) {
 		switch s.name {
 		case "vllm:cache_config_info":
 			if n := s.number("kv_cache_size_tokens"); n > 0 {
-				tokens += n
+				tokens += tokensOf(1, n)
 			} else {
-				tokens += s.number("num_gpu_blocks") * s.number("block_size")
+				tokens += tokensOf(s.number("num_gpu_blocks"), s.number("block_size"))
 			}
 			off = off || s.labels["enable_prefix_caching"] == "False"
 		case "process_start_time_seconds":
