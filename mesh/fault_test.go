@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -268,6 +269,34 @@ func TestLeaveIsHeardAtOnce(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Where all leave at once nobody misses a goodbye: who has answered it and is gone
+// needs to hear no more. One who stays knows that all others have left.
+func TestAllLeaveAtOnce(t *testing.T) {
+	for _, stay := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes := startAll(t, memnet.New(), 8, nil)
+			began := time.Now()
+			var leaving sync.WaitGroup
+			for _, n := range nodes[stay:] {
+				leaving.Go(func() {
+					if err := n.Leave(t.Context()); err != nil || time.Since(began) > 200*time.Millisecond {
+						t.Errorf("%s left within %v: %v", n.name, time.Since(began), err)
+					}
+					n.Close()
+				})
+			}
+			leaving.Wait()
+			for _, n := range nodes[:stay] {
+				for _, gone := range nodes[stay:] {
+					if p := n.peer(gone.name); p.State != StateLeft {
+						t.Errorf("%s says %+v", n.name, p)
+					}
+				}
+			}
+		})
+	}
 }
 
 // Leave does not wait longer for a peer that does not answer than it may.

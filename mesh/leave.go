@@ -133,7 +133,9 @@ func (m *Mesh) goodbyes(ctx context.Context, streams []*stream) (answered []stri
 // tellLeft has memberlist take this node for one that has left, and tells it to the
 // memberlists of a few peers by an exchange of their states (push/pull). Left to its
 // gossip it would take some of its intervals, of half a second; and before a peer has
-// the goodbye it must not hear of this, which it would take for a death.
+// the goodbye it must not hear of this, which it would take for a death. Of those who
+// have it by now some may be gone themselves, as when a cluster ends: where nobody is
+// left to be told, there is nothing to tell.
 func (m *Mesh) tellLeft(ctx context.Context, peers []string) error {
 	spread := leaveWait + 2*m.port.roundTrip()
 	if end, ok := ctx.Deadline(); ok {
@@ -147,29 +149,34 @@ func (m *Mesh) tellLeft(ctx context.Context, peers []string) error {
 	}
 	_ = m.members.Leave(1) // it marks this node at once, and says that gossip has not come around yet
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
-	told := make(chan error, leaveTold)
-	peers = peers[:min(leaveTold, len(peers))]
-	for _, addr := range peers {
-		m.wg.Go(func() {
-			_, err := m.members.Join([]string{addr})
-			told <- err
-		})
+	tellers := min(leaveTold, len(peers))
+	told := make(chan bool, tellers)
+	for i := range tellers {
+		m.wg.Go(func() { told <- m.tellOne(ctx, peers[i:], tellers) })
 	}
 	late := time.NewTimer(spread)
 	defer late.Stop()
-	var err error
-	for range peers {
+	for range tellers {
 		select {
-		case e := <-told:
-			if e == nil {
+		case ok := <-told:
+			if ok {
 				return nil
 			}
-			err = errors.Join(err, errors.Unwrap(e)) // of a list of one
 		case <-late.C:
 			return errors.New("memberlist's peers took too long")
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	return err
+	return nil
+}
+
+// tellOne tells the first of each step peers that can be reached.
+func (m *Mesh) tellOne(ctx context.Context, peers []string, step int) bool {
+	for i := 0; i < len(peers) && ctx.Err() == nil; i += step {
+		if _, err := m.members.Join(peers[i : i+1]); err == nil {
+			return true
+		}
+	}
+	return false
 }
