@@ -226,6 +226,10 @@ func (s *screen) log(name string, line []byte) {
 		}
 		s.printf("%-6s %-10s %s%s\n", name, l.Node, l.Outcome, why)
 	case l.Level == "WARN" || l.Level == "ERROR", s.isRunning() && (l.Msg == "peer is back" || l.Msg == "peer joined"):
-		s.printf("%s: %s\n", name, strings.Join(strings.Fields(l.Msg+" "+l.Peer+" "+l.Node+" "+l.Err), " "))
+		what := strings.Join(strings.Fields(l.Msg+" "+l.Peer+" "+l.Node), " ")
+		if l.Err != "" {
+			what += ": " + strings.Join(strings.Fields(l.Err), " ")
+		}
+		s.printf("%s: %s\n", name, what)
 	}
 }

@@ -34,10 +34,11 @@ func TestScreen(t *testing.T) {
 	request := `{"level":"INFO","msg":"request","path":"/v1/completions","outcome":"ok","hop":"local","node":"n1","reason":"why","prompt_tokens":9,"total_ms":12.34`
 	for line, want := range map[string]string{
 		joined: "n1: peer joined n2\n",
-		`{"level":"INFO","msg":"peer is back","peer":"n2"}`: "n1: peer is back n2\n",
-		`{"level":"WARN","msg":"peer lost","peer":"n2"}`:    "n1: peer lost n2\n",
-		`{"level":"INFO","msg":"the engine is ready"}`:      "",
-		`{"level":"WARN","msg":"two nodes have one name","peer":"n2","err":"at 127.0.0.1:1 and at 127.0.0.1:2; give one another --name"}`: "n1: two nodes have one name n2 at 127.0.0.1:1 and at 127.0.0.1:2; give one another --name\n",
+		`{"level":"INFO","msg":"peer is back","peer":"n2"}`:                                                                               "n1: peer is back n2\n",
+		`{"level":"WARN","msg":"peer lost","peer":"n2"}`:                                                                                  "n1: peer lost n2\n",
+		`{"level":"INFO","msg":"the engine is ready"}`:                                                                                    "",
+		`{"level":"WARN","msg":"the engine is not ready","state":"down","err":"connection refused\nby both"}`:                             "n1: the engine is not ready: connection refused by both\n",
+		`{"level":"WARN","msg":"two nodes have one name","peer":"n2","err":"at 127.0.0.1:1 and at 127.0.0.1:2; give one another --name"}`: "n1: two nodes have one name n2: at 127.0.0.1:1 and at 127.0.0.1:2; give one another --name\n",
 		request + `}`:               "n1     n1                9        0        0         -    12.3 ms  why\n",
 		request + `,"ttft_ms":3.5}`: "n1     n1                9        0        0    3.5 ms    12.3 ms  why\n",
 		"panic: oh":                 "n1: panic: oh\n",
