@@ -84,7 +84,7 @@ func TestRelayedRumorsReachEverybody(t *testing.T) {
 		live(all, rng, 20)
 		settle(all)
 		mustKnow(t, all)
-		for began := time.Now(); time.Since(began) < spareWait; time.Sleep(tellEvery) {
+		for began := time.Now(); time.Since(began) < spareWait; time.Sleep(10 * tellEvery) {
 			for _, w := range all {
 				w.tell()
 			}
