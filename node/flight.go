@@ -47,7 +47,7 @@ type Report struct {
 func (n *Node) Dispatch(now time.Time, req Request, d Decision) *Flight {
 	f := &Flight{Node: d.Node, req: req, match: d.Match, tokens: n.tokens(req, req.Bytes), at: now, rent: max(0, d.rent), relief: d.relief}
 	f.uncached = max(f.tokens-d.Expected, 1)
-	if !d.forwarded {
+	if n.priced && !d.forwarded {
 		n.ledger.ask(req.Chain)
 	}
 	n.flights++
