@@ -21,7 +21,7 @@ type Rumor struct {
 	Every   time.Duration // the author's poll interval, by which its silence is measured
 	Queue   int           // requests that it has admitted and not finished
 	Pause   time.Duration // for how long from now on it wants no forwards; 0: it takes them
-	Tokens  int           // tokens cached
+	Tokens  int           // of the blocks that it tells
 	Down    bool          // its engine cannot serve, or it is leaving: it wants no forwards until it says otherwise
 	Models  []string      // that its engine serves; none while it has not told
 	Load    Load
@@ -32,6 +32,14 @@ type Rumor struct {
 	// Computing are blocks of prompts whose prefill is under way, beyond Tree and
 	// from the head of each prompt on: whoever wants them had better wait for them.
 	Computing []prefix.Hash
+}
+
+// Blocks returns how many blocks the author tells, in this rumor and those before.
+func (r Rumor) Blocks() int {
+	if r.Change != nil {
+		return r.Change.Blocks
+	}
+	return r.Tree.Len()
 }
 
 // A Load is how soon and how fast the author's engine would serve one request

@@ -174,11 +174,3 @@ func (v *View) Told(peer string) (life, version uint64) {
 	}
 	return 0, 0
 }
-
-// Blocks returns how many blocks of peer's tree are held.
-func (v *View) Blocks(peer string) int {
-	if p := v.byName[peer]; p != nil {
-		return p.told.blocks
-	}
-	return 0
-}

@@ -39,6 +39,9 @@ func TestRumorsStayWithinTheirBytes(t *testing.T) {
 			now = now.Add(n.cfg.Poll)
 			r := n.Speak(now)
 			journal.Add(r)
+			if r.Tokens != 16*r.Tree.Len() {
+				t.Fatalf("%d tokens of the %d blocks that are told", r.Tokens, r.Tree.Len())
+			}
 			r.Tree, r.Change = nil, journal.Since(r.Version-1)
 			sent += 10 * (extra + len(r.AppendBinary(nil)))
 		}

@@ -15,6 +15,7 @@ package node
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -68,7 +69,7 @@ type Node struct {
 	tailWorth estimate.Mean // seconds that the tail of the tree saves a request, for each of its tokens
 	inflow    estimate.Mean // tokens that are new to the tree in a request
 	warmed    WarmTotals
-	bounced   int // forwards that were refused for being served late
+	bounced   int // forwards that were refused, as they would have cost more than elsewhere
 }
 
 // New returns a node with an empty cache and no peers. It panics when cfg is not
@@ -326,10 +327,12 @@ func (n *Node) Speak(now time.Time) gossip.Rumor {
 	n.Queued(now, n.queue)
 	n.weigh(now)
 	n.spoke, n.notice = now, false
+	tree := n.tell(now)
+	told := float64(tree.Len()) / float64(max(n.tree.Len(), 1))
 	return gossip.Rumor{
 		Author: n.cfg.Name, Life: n.cfg.Life, Version: n.version,
 		Every: n.cfg.Poll, Queue: n.queue, Pause: n.pause(now),
-		Tokens: n.tree.Tokens(), Down: n.down, Models: n.serving, Tree: n.tell(now), Load: n.load(now), Computing: n.computing(),
+		Tokens: int(math.Round(told * float64(n.tree.Tokens()))), Down: n.down, Models: n.serving, Tree: tree, Load: n.load(now), Computing: n.computing(),
 	}
 }
 
@@ -354,7 +357,7 @@ func (n *Node) Hear(now time.Time, r gossip.Rumor) bool {
 	n.hearSpeed(r.Load)
 	if len(r.Models) == 1 && !n.models.knows(r.Models[0]) { // of several the tree tells no one's
 		const tail = prefix.BlockBytes / 2 // of a prompt, after its last whole block: it has tokens and no block
-		n.models.hear(r.Models[0], n.view.Blocks(r.Author)*prefix.BlockBytes+tail, r.Tokens)
+		n.models.hear(r.Models[0], r.Blocks()*prefix.BlockBytes+tail, r.Tokens)
 	}
 	return true
 }

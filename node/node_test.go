@@ -411,6 +411,7 @@ func TestPeersTellHowLongTokensAre(t *testing.T) {
 		{[]string{"m"}, 7, 320, 160}, // too little
 		{[]string{"m"}, 10, 0, 160},
 		{[]string{"m"}, 10, 1, 160}, // no tokenizer's
+		{[]string{"m"}, 10, 673, 160},
 		{[]string{"other"}, 10, 160, 160},
 		{[]string{"m"}, 10, 336, 320}, // of 672 bytes, the prompt's tail among them
 	} {

@@ -55,9 +55,10 @@ func (r *rates) bytesPerToken(model string) float64 {
 func (r *rates) knows(model string) bool { return r.models[model] != nil }
 
 // hear takes in how many tokens a peer counts for so many bytes of prompts to model.
+// No tokenizer makes more than one of a byte.
 func (r *rates) hear(model string, bytes, tokens int) {
 	_, again := r.heard[model]
-	if bytes < heardMin || tokens <= 0 || bytes > tokens*maxBytesPerToken || len(model) > maxModelName || !again && len(r.heard) >= maxModels {
+	if bytes < max(heardMin, tokens) || tokens <= 0 || bytes > tokens*maxBytesPerToken || len(model) > maxModelName || !again && len(r.heard) >= maxModels {
 		return
 	}
 	if r.heard == nil {
