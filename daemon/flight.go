@@ -14,8 +14,8 @@ import (
 	"github.com/hearsay-project/hearsay/node"
 )
 
-// errBounced is why a node does not take a forward that it would serve late.
-var errBounced = errors.New("the first token would come later from here than from elsewhere")
+// errBounced is why a node does not take a forward.
+var errBounced = errors.New("the request would cost more here than elsewhere")
 
 // dispatch records that q is on its way to where d says; q has one flight at most.
 // Whatever becomes of it, settle ends it at the latest. Daemon.mu is held.
@@ -52,14 +52,13 @@ func (q *request) settle(now time.Time, n *node.Node) {
 func (p *passage) begin(from node.Decision, a *answer) node.Report {
 	q, status := p.q, a.resp.StatusCode
 	late := from.Self && status < 400 && q.flight != nil && isLate(q, a)
+	p.waits = from.Self && status < 400 && startsWithComment(a)
 	p.d.locked(func(now time.Time, n *node.Node) {
 		switch f := q.flight; {
 		case !from.Self:
 			n.Begun(now, f)
 			q.report = readReport(a.resp.Header)
-		case status < 400 && startsWithComment(a):
-			p.waits = true
-		case status < 400:
+		case status < 400 && !p.waits:
 			if f != nil {
 				f.Late = late
 			}
@@ -162,7 +161,7 @@ func (d *Daemon) admit(now time.Time, n *node.Node, q *request) node.Decision {
 	return decision
 }
 
-// bounce refuses a forward that would be served late, and says how busy this node is.
+// bounce refuses a forward that would cost too much here, and says how busy this node is.
 func (d *Daemon) bounce(w http.ResponseWriter, q *request) result {
 	w.Header().Set(reportHeader, fmt.Sprintf(bounceFormat, q.report.Backlog.Microseconds(), q.pause.Microseconds()))
 	res := d.refuse(w, q, errBounced)

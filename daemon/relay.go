@@ -20,7 +20,7 @@ const (
 	outcomeOK        = "ok"
 	outcomeRejected  = "rejected"  // the engine answered with an error
 	outcomeRefused   = "refused"   // this node answered with an error
-	outcomeBounced   = "bounced"   // this node would have served a forward late
+	outcomeBounced   = "bounced"   // a forward would have cost more here than elsewhere
 	outcomeBroken    = "broken"    // cut off after the first byte
 	outcomeCancelled = "cancelled" // the client left
 )
@@ -106,7 +106,7 @@ type passage struct {
 	scanner *dialect.Scanner // of what the client gets
 	run     *dialect.Scanner // of what the node that gives it now says; the same until a first run has broken off
 	joiner  *dialect.Joiner  // nil where the answer cannot be resumed
-	waits   bool             // for the first token, of an answer that began with less
+	waits   bool             // for this node's engine's first token, of an answer that began with less
 
 	from      node.Decision // who gives it now
 	answer    *answer

@@ -239,6 +239,30 @@ func TestStreamIsResumedByItsLike(t *testing.T) {
 	}
 }
 
+// Who had but a comment from its own engine, and the answer from a peer, has nothing of
+// the prompt cached.
+func TestCommentIsNoFirstToken(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := stubs{}
+		c := newCluster(t, 2, s.engineOf, longest)
+		s["n1"].set(func(b *behaviour) {
+			b.fail = func(w http.ResponseWriter) bool {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, ": wait\n\n")
+				_ = http.NewResponseController(w).Flush()
+				panic(http.ErrAbortHandler)
+			}
+		})
+		got := c.do(t.Context(), "n1", http.MethodPost, "/v1/completions", strings.Replace(completionBody(prompt("a", 20), 4), "{", `{"stream":true,`, 1))
+		if got.err != nil || got.trailer.Get(resumedHeader) != "n2" {
+			t.Fatalf("%v %v: %q", got.err, got.trailer, got.body)
+		}
+		if blocks := c.nodes["n1"].Status().TreeBlocks; blocks != 0 {
+			t.Errorf("%d blocks are thought to be cached at n1", blocks)
+		}
+	})
+}
+
 // What is not greedy, or may have an effect twice, is broken off.
 func TestStreamThatIsNotResumed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
