@@ -33,7 +33,7 @@ type failure struct {
 	ran      bool          // an engine may have worked on the request: another try repeats it
 	doubt    bool          // the node is to be doubted
 	pause    time.Duration // the node asked for no more for so long
-	bounced  bool          // the node would have served the request late
+	bounced  bool          // the request would have cost more there than elsewhere
 	backlog  time.Duration // of a node that bounced it
 	answer   *answer       // what it said, to be passed on where nobody does better
 }

@@ -16,7 +16,7 @@ type EconomyStatus struct {
 	Toll       float64 `json:"toll"`        // requests that wait, in the mean, for a prefill of one second
 	BacklogMS  float64 `json:"backlog_ms"`  // that a request which came now would wait
 	Flights    int     `json:"flights"`     // requests under way, here and at peers, and a warming
-	BouncedOff int     `json:"bounced_off"` // forwards that this node has not taken, as it would have served them late
+	BouncedOff int     `json:"bounced_off"` // forwards that this node has not taken, as they would have cost more than elsewhere
 	Bounced    int     `json:"bounced"`     // of this node's own, by peers
 
 	Warming         bool `json:"warming"`

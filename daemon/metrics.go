@@ -207,7 +207,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 
 var (
 	descFlights  = desc("hearsay_flights", "Requests under way, at this node's engine and at peers.")
-	descBounces  = desc("hearsay_bounces_total", "Forwards that were refused as they would have been served late, by direction (given by this node, taken by it).", "direction")
+	descBounces  = desc("hearsay_bounces_total", "Forwards that were refused as they would have cost more than elsewhere, by direction (given by this node, taken by it).", "direction")
 	descWarmings = desc("hearsay_warmings_total", "Prefixes that this node had its engine compute unasked, by outcome (done, given_up for a request, failed at the engine).", "outcome")
 	descWarmed   = desc("hearsay_warmed_tokens_total", "Prompt tokens that the engine computed for them.")
 	descBase     = desc("hearsay_prefill_base_seconds", "What a prefill takes on this node's engine, as learnt, beside its tokens.")

@@ -9,7 +9,7 @@ type Economy struct {
 	Toll    float64       // how many requests wait, in the mean, for a prefill of one second
 	Backlog time.Duration // that a request which came now would wait
 	Flights int           // requests under way, here and at peers, and a warming
-	Bounced int           // forwards refused, as they would have been served late
+	Bounced int           // forwards refused, as they would have cost more than elsewhere
 
 	Warming   bool // one is under way
 	Warmed    WarmTotals

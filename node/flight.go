@@ -262,7 +262,7 @@ func (n *Node) Report(now time.Time, f *Flight, shared, others int) Report {
 // too, and how many of those end there or go on differently.
 func (n *Node) Shared(req Request) (blocks, others int) { return n.tree.Branch(req.Chain) }
 
-// Bounced records that a peer has refused a flight that it would have served late,
+// Bounced records that a peer has refused a flight that would have cost too much there,
 // and what it said of its load.
 func (n *Node) Bounced(now time.Time, f *Flight, backlog time.Duration) {
 	n.Drop(now, f)

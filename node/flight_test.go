@@ -11,7 +11,7 @@ import (
 )
 
 // A forward is served within what its sender could have elsewhere, an eighth or some
-// milliseconds over included; one that would be later is bounced and counted. One
+// milliseconds over included; one that would be dearer is bounced and counted. One
 // without a promise never is, nor is any by a node that does not go by prices.
 func TestAdmit(t *testing.T) {
 	for _, test := range []struct {

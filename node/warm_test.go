@@ -248,6 +248,35 @@ func TestWishFadesAsOthersAsk(t *testing.T) {
 	}
 }
 
+// What an engine that serves more than its share is asked for is worth more to those who
+// ask it, to compute unasked: no client waits for that.
+func TestReliefIsWarmedForAndNotBought(t *testing.T) {
+	for rate, want := range map[float64]bool{0: false, 10: true} {
+		n := newPriced("a", Config{})
+		n.SetTrip("b", ms(10))
+		tell(n, start, "b", 1, gossip.Rumor{Tree: treeOf(requestOf(1, 0, 40, 40)), Load: gossip.Load{Rate: rate}})
+		n.weigh(start)
+		n.meter.all = 100 // seconds: what b serves is no chance
+		for i := range 20 {
+			if i == 19 {
+				n.Forgo()
+				n.tailWorth.Value = 0.05 / 640 // room for the 640 tokens saves 50 ms a request: more than a trip
+			}
+			req := requestOf(1, i, 40, 41)
+			d := n.Route(start, req)
+			if d.Self {
+				t.Fatalf("at %v requests a second there, request %d: %s", rate, i, d.Reason)
+			}
+			f := n.Dispatch(start, req, d)
+			n.Begun(at(10), f)
+			n.Served(start, req, d.Node, Outcome{Flight: f, Report: Report{Known: true, Shared: 40, Others: 2}})
+		}
+		if got := n.Wish() != nil; got != want {
+			t.Errorf("at %v requests a second there it is to be warmed: %v", rate, got)
+		}
+	}
+}
+
 // What was given up for a request is taken up again.
 func TestWarmsAgain(t *testing.T) {
 	n := wishing(Config{}, 40)

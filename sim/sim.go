@@ -190,7 +190,7 @@ type Result struct {
 	Warmed       int64         // prompt tokens that engines computed for no client
 	FetchedBytes int64         // KV caches and trees fetched by request that came
 	Unfetched    int           // of them, how many were given up
-	Bounced      int           // forwards that a node refused for serving them late
+	Bounced      int           // forwards that a node refused, as they would have cost more than elsewhere
 	Befallen     int           // of Config.Faults, how many came before the end
 	End          time.Duration // when the last answer came
 	Events       int
