@@ -51,46 +51,39 @@ const MaxRanks = 64
 // Validate reports everything that is wrong with c.
 func (c Config) Validate() error {
 	var problems []error
-	for _, e := range []struct{ what, endpoint string }{{"KV events", c.Endpoint}, {"KV replay", c.Replay}} {
-		if e.endpoint == "" && e.what == "KV replay" {
+	var at [2]place
+	for i, e := range []struct{ what, endpoint string }{{"KV events", c.Endpoint}, {"KV replay", c.Replay}} {
+		if e.endpoint == "" && i == 1 {
 			continue
 		}
-		at, err := parse(e.endpoint)
-		switch {
+		var err error
+		at[i], err = parse(e.endpoint)
+		_, first := at[i].split()
+		switch last := first + c.Ranks - 1; {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("%s endpoint %w", e.what, err))
-		case at.bind && e.what == "KV replay":
+		case at[i].bind && i == 1:
 			problems = append(problems, fmt.Errorf("KV replay endpoint %q: give the engine's host, since the engine binds it", e.endpoint))
-		case c.Ranks > 1 && at.network != "tcp":
+		case c.Ranks > 1 && at[i].network != "tcp":
 			problems = append(problems, fmt.Errorf("%s endpoint %q: several ranks need a tcp:// endpoint, whose port they count up", e.what, e.endpoint))
+		case c.Ranks <= MaxRanks && last > math.MaxUint16:
+			problems = append(problems, fmt.Errorf("%s endpoint %q: %d ranks take the ports up to %d, which there is none of; choose a lower first port", e.what, e.endpoint, c.Ranks, last))
 		}
 	}
 	if c.Ranks < 0 || c.Ranks > MaxRanks {
 		problems = append(problems, fmt.Errorf("%d ranks: choose 1 to %d", c.Ranks, MaxRanks))
-	} else if err := c.validatePorts(); err != nil {
-		problems = append(problems, err)
+	} else if apart := max(c.Ranks, 1); at[0].meets(at[1], apart) {
+		problems = append(problems, fmt.Errorf("KV events endpoint %q and KV replay endpoint %q: some rank's ports are the same; have the engine use first ports at least %d apart",
+			c.Endpoint, c.Replay, apart))
 	}
 	return errors.Join(problems...)
 }
 
-// validatePorts says whether each rank has ports, and of its own.
-func (c Config) validatePorts() error {
-	pub, err1 := parse(c.Endpoint)
-	replay, err2 := parse(c.Replay)
-	host, first := pub.split()
-	if last := first + c.Ranks - 1; err1 == nil && last > math.MaxUint16 {
-		return fmt.Errorf("KV events endpoint %q: %d ranks take the ports up to %d, which there is none of; choose a lower first port", c.Endpoint, c.Ranks, last)
-	}
-	replayHost, replayFirst := replay.split()
-	if last := replayFirst + c.Ranks - 1; err2 == nil && last > math.MaxUint16 {
-		return fmt.Errorf("KV replay endpoint %q: %d ranks take the ports up to %d, which there is none of; choose a lower first port", c.Replay, c.Ranks, last)
-	}
-	apart := max(first-replayFirst, replayFirst-first)
-	if err1 == nil && err2 == nil && pub.network == "tcp" && replay.network == "tcp" && host == replayHost && apart < max(c.Ranks, 1) {
-		return fmt.Errorf("KV events endpoint %q and KV replay endpoint %q: some rank's ports are the same; have the engine use first ports at least %d apart",
-			c.Endpoint, c.Replay, max(c.Ranks, 1))
-	}
-	return nil
+// meets says whether p and q, of TCP on one host, are less than so many ports apart.
+func (p place) meets(q place, apart int) bool {
+	host, port := p.split()
+	otherHost, other := q.split()
+	return port > 0 && other > 0 && host == otherHost && max(port-other, other-port) < apart
 }
 
 // split is the host and port of a place, of TCP.
