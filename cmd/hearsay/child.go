@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -113,8 +114,8 @@ type screen struct {
 
 	// Before that nodes end for one reason, a flag of all of them, say, and the first
 	// speaks for the others.
-	said  map[string]bool // what has been shown that is no log
-	first string          // the node that has said it
+	said   map[string]string // who has said first what is no log
+	spoken map[string]string // who speaks for a node, that has said the same
 }
 
 // once says whether what a node says is to be shown. s.mu is held.
@@ -122,29 +123,31 @@ func (s *screen) once(name, what string) bool {
 	if s.runs {
 		return true
 	}
-	if s.first == "" {
-		s.said, s.first = map[string]bool{}, name
+	if s.said == nil {
+		s.said, s.spoken = map[string]string{}, map[string]string{}
 	}
-	again := s.said[what] && name != s.first
-	s.said[what] = true
-	return !again
+	switch first := s.said[what]; first {
+	case "", name:
+		s.said[what] = name
+		return true
+	default:
+		s.spoken[name] = first
+		return false
+	}
 }
 
 // speaker is who has said what a node that ended before all ran has to say.
 func (s *screen) speaker(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.runs && s.first != "" {
-		return s.first
-	}
-	return name
+	return cmp.Or(s.spoken[name], name)
 }
 
 // goOn says from now on that a node may end without the others.
 func (s *screen) goOn() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.runs = true
+	s.runs, s.said, s.spoken = true, nil, nil
 }
 
 func (s *screen) isRunning() bool {
@@ -162,7 +165,7 @@ func (s *screen) printf(format string, args ...any) {
 func (s *screen) ended(name string, pid int, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.once(name, why.Error()) {
+	if s.spoken[name] != "" {
 		return
 	}
 	others := ""

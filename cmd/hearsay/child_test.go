@@ -30,6 +30,12 @@ func TestScreen(t *testing.T) {
 	if got := out.String(); strings.Count(got, refused) != 1 || strings.Contains(got, "n2") || s.speaker("n2") != "n1" {
 		t.Errorf("the first does not speak for the others: %q", got)
 	}
+	out.Reset()
+	s.log("n3", []byte("hearsay: its port is in use"))
+	s.ended("n3", 9, errors.New("exit status 2"))
+	if got, want := out.String(), "n3: hearsay: its port is in use\nn3 (pid 9) ended: exit status 2\n"; got != want || s.speaker("n3") != "n3" {
+		t.Errorf("who has a word of its own says %q, by %s", got, s.speaker("n3"))
+	}
 	s.goOn()
 	request := `{"level":"INFO","msg":"request","path":"/v1/completions","outcome":"ok","hop":"local","node":"n1","reason":"why","prompt_tokens":9,"total_ms":12.34`
 	for line, want := range map[string]string{
