@@ -23,8 +23,9 @@ type rate struct {
 }
 
 const (
-	// maxModels bounds what clients can make a node remember by naming models.
-	// Beyond it the one that was learnt longest ago is forgotten.
+	// maxModels bounds what clients, or peers, can make a node remember by naming
+	// models. Beyond it the one that was learnt longest ago is forgotten; of more
+	// that peers name nothing is taken.
 	maxModels    = 64
 	maxModelName = 256 // bytes; a longer one keeps the preset rate
 

@@ -116,7 +116,7 @@ func (f *serveFlags) groups() []flagGroup {
 			s.StringVar(&f.policy, "policy", route.Economic{}.Name(), "`name`: "+route.Names())
 			s.BoolVar(&f.warming, "warming", true, "have the idle engine compute prefixes for which clients' requests are forwarded again and again (--policy economic)")
 			s.Float64Var(&f.node.WarmShare, "warm-share", defaultWarmShare, "prompt `tokens` that it may compute so for each that it serves, after a burst of 16,384")
-			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine above which the node asks its peers to pause")
+			s.IntVar(&f.node.QueueThreshold, "queue-threshold", 8, "`requests` at the engine, by --policy economic those without a first token, above which the node asks its peers to pause")
 			s.DurationVar(&f.node.PauseFor, "pause", 0, "how long such a pause lasts; 0 is two poll intervals")
 			s.IntVar(&f.daemon.ForwardsMax, "forwards-max", 3, "`peers` tried for one request before it is served here")
 			s.BoolVar(&f.daemon.NoReplay, "no-replay", false, "never repeat a request that an engine may have worked on")
