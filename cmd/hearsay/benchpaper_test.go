@@ -95,12 +95,18 @@ func TestBenchPaperBrokenOff(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
 			served := func() bool { // the load has begun
 				s, err := fetchStatus(t.Context(), "http://"+loopback(port))
 				return err == nil && s.TreeBlocks > 0
 			}
 			for !served() {
-				time.Sleep(20 * time.Millisecond)
+				select {
+				case err := <-ended:
+					t.Fatalf("ended with %v before it began, said\n%s", err, &said)
+				case <-time.After(20 * time.Millisecond):
+				}
 			}
 			nodes := childrenOf(t, cmd.Process.Pid)
 			if len(nodes) != 4 {
@@ -109,7 +115,7 @@ func TestBenchPaperBrokenOff(t *testing.T) {
 			if err := c.end(cmd.Process, nodes); err != nil {
 				t.Fatal(err)
 			}
-			err := cmd.Wait()
+			err := <-ended
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(said.String(), c.want) {
 				t.Errorf("ended with %v, said\n%s", err, &said)

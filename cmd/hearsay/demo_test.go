@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -131,28 +132,25 @@ func (d *demo) stop(t *testing.T) {
 	}
 }
 
-// freePorts finds n free ports in a row on loopback.
+// nextPort is where freePorts goes on: below what systems give to connections that
+// ask for no port in particular, of which other tests make many.
+var nextPort = 10000 + rand.IntN(10000)
+
+// freePorts finds n free ports in a row on loopback, which it gives once.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for range 100 {
-		var held []net.Listener
-		base := 0
-		for i := range n {
-			l, err := net.Listen("tcp", loopback(base))
+	for ; nextPort < 32000; nextPort++ {
+		free := 0
+		for ; free < n; free++ {
+			l, err := net.Listen("tcp", loopback(nextPort+free))
 			if err != nil {
 				break
 			}
-			held = append(held, l)
-			if i == 0 {
-				base = l.Addr().(*net.TCPAddr).Port
-			}
-			base++
-		}
-		for _, l := range held {
 			l.Close()
 		}
-		if len(held) == n {
-			return base - n
+		if free == n {
+			nextPort += n
+			return nextPort - n
 		}
 	}
 	t.Fatalf("no %d free ports in a row", n)
