@@ -428,6 +428,24 @@ func TestWarmingThatFails(t *testing.T) {
 	})
 }
 
+// What cannot be cut is not asked of the engine, is no failure of it, and takes nothing of
+// what may be warmed.
+func TestWarmingThatCannotBe(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		tool := quoted(`{"model":"m","max_tokens":1,"temperature":0,"tools":[{"type":"function","function":{"name":"f","description":%q}}],"messages":[{"role":"user","content":"hi"}]}`)
+		c, engines := warmCluster(t, "/v1/chat/completions", tool, time.Millisecond)
+		before := c.economy("n1")
+		if r := c.do(t.Context(), "n1", http.MethodPost, "/v1/chat/completions", tool("Who was first?")); r.header.Get(nodeHeader) != "n2" {
+			t.Fatalf("served by %s: %s", r.header.Get(nodeHeader), r.body)
+		}
+		time.Sleep(2 * time.Second)
+		if e := c.economy("n1"); len(engines["n1"].asked) != 0 || e.Warming || e.WarmedFailed != 0 || e.WarmedAllowance < before.WarmedAllowance {
+			t.Errorf("asked %d times: %+v, before %+v", len(engines["n1"].asked), e, before)
+		}
+		c.settled()
+	})
+}
+
 // A request that comes early enough ends a warming, at the engine too, until the engine
 // is idle again.
 func TestWarmingYields(t *testing.T) {

@@ -124,7 +124,7 @@ func (d *Daemon) warm(ctx context.Context) {
 		}
 		d.warming = nil
 		if err != nil {
-			n.WarmFailed(now, job.Flight)
+			n.WarmFailed(now, job.Flight, !errors.Is(err, errUncuttable))
 		} else {
 			n.Warmed(now, job.Flight, out)
 		}

@@ -271,12 +271,16 @@ func (n *Node) Warmed(now time.Time, f *Flight, out Outcome) {
 	n.warmed.Tokens += max(0, out.PromptTokens-out.CachedTokens)
 }
 
-// WarmFailed records that the engine did not compute what was to be warmed: it is
-// wished for no more.
-func (n *Node) WarmFailed(now time.Time, f *Flight) {
+// WarmFailed records that what was to be warmed was not: it is wished for no more.
+// What the engine was not even asked for takes nothing of what may be warmed.
+func (n *Node) WarmFailed(now time.Time, f *Flight, asked bool) {
 	if n.warming == f {
 		n.warming = nil
-		n.warmed.Failed++
+		if asked {
+			n.warmed.Failed++
+		} else {
+			n.allowance += float64(f.uncached)
+		}
 	}
 	n.Drop(now, f)
 	n.Forgo()

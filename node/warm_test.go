@@ -207,13 +207,13 @@ func TestWarmingYields(t *testing.T) {
 	if e := n.Economy(at(100)); e.Warming || e.Flights != 0 || e.Warmed != (WarmTotals{Cancelled: 1}) {
 		t.Errorf("dropped: %+v", e)
 	}
-	n.WarmFailed(at(110), w.Flight) // it has ended already
+	n.WarmFailed(at(110), w.Flight, true) // it has ended already
 	if e := n.Economy(at(110)); e.Warmed.Failed != 0 {
 		t.Errorf("what was given up has failed: %+v", e)
 	}
 	n = wishing(Config{}, 40)
 	w, _ = n.NextWarming(at(100))
-	n.WarmFailed(at(100), w.Flight)
+	n.WarmFailed(at(100), w.Flight, true)
 	if e := n.Economy(at(110)); e.Warming || e.Flights != 0 || e.Warmed != (WarmTotals{Failed: 1}) || n.Wish() != nil {
 		t.Errorf("failed: %+v, %v wished for", e, n.Wish())
 	}
