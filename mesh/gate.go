@@ -169,7 +169,7 @@ func (p *port) shake(c net.Conn) (net.Conn, error) {
 	if !here {
 		return nil, err
 	}
-	p.distrust(c.RemoteAddr())
+	p.distrust(c.RemoteAddr(), mistrust(err))
 	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok && plain.Conn != nil {
 		c.SetDeadline(time.Now().Add(time.Second))
 		fmt.Fprintf(c, "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"+
@@ -205,7 +205,8 @@ func (p *port) secure(ctx context.Context, c net.Conn, name, protocol string) (n
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pc := c.(*portConn)
-	pc.name, pc.chain = name, secure.ConnectionState().PeerCertificates
+	pc.name = name
+	p.prove(pc, secure.ConnectionState().PeerCertificates)
 	return secure, nil
 }
 
@@ -218,7 +219,8 @@ func (p *port) letIn(c net.Conn, chain []*x509.Certificate) bool {
 	delete(p.strangers, host(c.RemoteAddr()))
 	full := p.accepted >= connsMax
 	if !full && p.open[pc] {
-		pc.chain, pc.counted = chain, true
+		p.prove(pc, chain)
+		pc.counted = true
 		p.accepted++
 	}
 	p.mu.Unlock()
@@ -226,6 +228,22 @@ func (p *port) letIn(c net.Conn, chain []*x509.Certificate) bool {
 		p.turnAway(refusedFull, "peer port is full; closing what comes beyond", "connections", connsMax)
 	}
 	return !full
+}
+
+// prove keeps the certificates that the other end of c has shown. It needs the lock.
+func (p *port) prove(c *portConn, chain []*x509.Certificate) {
+	if p.open[c] {
+		c.chain = chain
+		p.proven[host(c.RemoteAddr())]++
+	}
+}
+
+// ended forgets what was proven by c, which is closed. It needs the lock.
+func (p *port) ended(c *portConn) {
+	at := host(c.RemoteAddr())
+	if p.proven[at]--; p.proven[at] == 0 {
+		delete(p.proven, at)
+	}
 }
 
 // greeted forgets a handshake that is over. It needs the lock.
@@ -251,12 +269,14 @@ func (p *port) unwelcome(addr net.Addr) (reason string) {
 	return ""
 }
 
-// distrust slows down the host of a failed handshake.
-func (p *port) distrust(addr net.Addr) {
+// distrust slows down the host of a handshake that failed for a reason. That it was
+// broken off, or not done in time, says nothing against a host with which peers are
+// connected: many may be behind one address, and all slow when they start together.
+func (p *port) distrust(addr net.Addr, reason string) {
+	at := host(addr)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at := host(addr)
-	if p.strangers[at] != nil {
+	if p.strangers[at] != nil || p.proven[at] > 0 && (reason == refusedSlow || reason == refusedHandshake) {
 		return
 	}
 	if len(p.strangers) >= strangersMax {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/hearsay-project/hearsay/gossip"
+	"github.com/hearsay-project/hearsay/mesh/cert"
 	"github.com/hearsay-project/hearsay/mesh/memnet"
 )
 
@@ -377,6 +378,47 @@ func TestFloodOfHandshakes(t *testing.T) {
 		time.Sleep(headerWait + time.Second)
 		if got, stalled := node.Refused()[refusedSlow], len(node.port.greetings); got == 0 || stalled > 0 {
 			t.Errorf("%d of the stalled ended, %d are waited for", got, stalled)
+		}
+	})
+}
+
+// Handshakes that are broken off, as by nodes that start together and find no time for
+// each other, shut out nobody behind an address that peers are connected with; who shows
+// what is no certificate there is slowed down, and so is a host without peers.
+func TestBrokenHandshakesShutOutNoPeer(t *testing.T) {
+	ca := newAuthority(t)
+	identities := map[string]*cert.Identity{"n1": ca.identity("n1"), "n2": ca.identity("n2"), "n3": ca.identity("n3")}
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 2, func(c *Config) { c.Identity = identities[c.Name] })
+		give := func(host, said string) (flood uint64) {
+			before := nodes[0].Refused()[refusedFlood]
+			for range 10 * strangerBurst {
+				conn, err := network.DialFrom(host)(t.Context(), seed[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				io.WriteString(conn, said)
+				conn.Close()
+				synctest.Wait()
+			}
+			return nodes[0].Refused()[refusedFlood] - before
+		}
+		const broken = "\x16\x03\x01\x02\x00\x01" // the beginning of a ClientHello
+		if got := give(nodes[1].host, broken); got > 0 {
+			t.Errorf("%d were shut out of a host of peers", got)
+		}
+		n3 := start(t, network, 3, seed, func(c *Config) { c.Identity, c.Dial = identities["n3"], network.DialFrom(nodes[1].host) })
+		eventually(t, 5*time.Second, "another joins from there", func() bool { return connected(append(nodes, n3)) })
+		if give(nodes[1].host, "GET / HTTP/1.1\r\n\r\n") == 0 || give("10.0.0.9", broken) == 0 {
+			t.Error("strangers are not slowed down")
+		}
+		for _, n := range append(nodes[1:], n3) {
+			n.Close()
+		}
+		synctest.Wait()
+		if hosts := nodes[0].port.proven; len(hosts) > 0 {
+			t.Errorf("hosts of %v are remembered", hosts)
 		}
 	})
 }

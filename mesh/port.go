@@ -54,8 +54,9 @@ type port struct {
 
 	mu        sync.Mutex
 	open      map[*portConn]bool
-	greetings []*portConn // inbound, their handshakes under way, the oldest first
-	accepted  int         // inbound, others
+	greetings []*portConn          // inbound, their handshakes under way, the oldest first
+	accepted  int                  // inbound, others
+	proven    map[netip.Prefix]int // by host, connections whose other end has shown a certificate
 	strangers map[netip.Prefix]*rate.Limiter
 	closed    bool
 	refused   map[string]uint64          // by reason
@@ -66,7 +67,7 @@ type port struct {
 
 // newPort makes the port of a mesh; its log and context have to be set before.
 func newPort(p *port) *port {
-	p.open, p.strangers, p.said = map[*portConn]bool{}, map[netip.Prefix]*rate.Limiter{}, map[string]bool{}
+	p.open, p.proven, p.strangers, p.said = map[*portConn]bool{}, map[netip.Prefix]int{}, map[netip.Prefix]*rate.Limiter{}, map[string]bool{}
 	p.refused, p.seldom, p.saying = map[string]uint64{}, map[string]*rate.Sometimes{}, map[string]*rate.Sometimes{}
 	p.pool = p.newPool()
 	return p
@@ -91,6 +92,9 @@ func (c *portConn) Close() error {
 		c.port.greeted(c)
 		if c.counted {
 			c.port.accepted--
+		}
+		if c.chain != nil {
+			c.port.ended(c)
 		}
 	})
 	return c.Conn.Close()
