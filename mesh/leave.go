@@ -24,8 +24,8 @@ const (
 
 // Leave says goodbye to every peer, sees that memberlist knows, and lets the forwards
 // that peers have here end; new ones find the port closed. Where none runs it takes
-// some round trips and a tenth of a second. This node's own forwards go on until Close. It returns an error
-// when ctx ends first, or a peer does not answer in time.
+// some round trips and a tenth of a second. This node's own forwards go on until Close.
+// It returns an error when ctx ends first, or a peer does not answer in time.
 func (m *Mesh) Leave(ctx context.Context) error {
 	m.leave.Lock()
 	defer m.leave.Unlock()

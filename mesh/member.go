@@ -53,6 +53,7 @@ type peer struct {
 	pullAt    time.Time           // when it is to be pulled; zero: it is not
 	pulledAt  time.Time           // when it last was
 	pullAgain time.Duration       // and how long after that it is not
+	pulling   net.Conn            // on which it pulls from this node
 
 	heardAt time.Time // the last rumor of it
 	lost    bool      // OnLost was told, and nothing heard since

@@ -182,8 +182,29 @@ func (m *Mesh) acceptPull(w http.ResponseWriter, r *http.Request) {
 	defer conn.Close()
 	m.remember(r.Header)
 	x := m.newPulling(p, conn)
+	x.begin()
+	defer x.end()
 	if err := x.answer(); err != nil {
 		m.log.Debug("a pull broke off", "peer", p.Name, "err", err)
+	}
+}
+
+// begin ends the pull of the same peer that is still being answered: a peer makes one at
+// a time, and holds one place of pulledMax.
+func (x *pulling) begin() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.peer.pulling != nil {
+		x.peer.pulling.SetDeadline(time.Unix(1, 0))
+	}
+	x.peer.pulling = x.conn
+}
+
+func (x *pulling) end() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.peer.pulling == x.conn {
+		x.peer.pulling = nil
 	}
 }
 

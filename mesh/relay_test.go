@@ -304,6 +304,40 @@ func TestOldRelaysChangeNothing(t *testing.T) {
 	})
 }
 
+// A peer that pulls again and again and says nothing holds up nobody else.
+func TestPullsOfOnePeerLeaveRoomForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := memnet.New()
+		nodes := startAll(t, network, 3, nil)
+		pull := func(from *testNode) error {
+			conn, _, _, err := from.port.upgrade(t.Context(), nodes[0].Addr(), upgradePulls, nodes[0].name, nil)
+			if err == nil {
+				t.Cleanup(func() { conn.Close() })
+			}
+			synctest.Wait()
+			return err
+		}
+		for range pulledMax {
+			if err := pull(nodes[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := pull(nodes[2]); err != nil {
+			t.Errorf("while another is silent: %v", err)
+		}
+		if !nodes[0].pulled.TryAcquire(pulledMax - 2) {
+			t.Error("its pulls are all waited for")
+		}
+		time.Sleep(pullWait + time.Second)
+		synctest.Wait()
+		for name, p := range nodes[0].peers {
+			if p.pulling != nil {
+				t.Errorf("the pull of %s never ends", name)
+			}
+		}
+	})
+}
+
 // A node of the version before, which knows neither relays nor pulls, has a stream with
 // every node: who cannot pull from it dials it.
 func TestOldNodeKeepsItsStreams(t *testing.T) {
