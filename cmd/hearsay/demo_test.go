@@ -330,6 +330,7 @@ func TestMisuse(t *testing.T) {
 		{"serve --warm-share 0.1 --policy longest", "--warm-share must be left out unless --policy is economic and --warming on: nothing is warmed then"},
 		{"serve --warm-share 0.1 --warming=false", "--warm-share must be left out unless"},
 		{"serve --engine http://127.0.0.1:1 --model x.gguf", "--engine must be builtin"},
+		{"serve --rumor-bytes 9999", "--rumor-bytes must be at least 10000"},
 		{"serve --gossip shout", "--gossip must be delta or paper"},
 		{"serve --peer-cert x", "--peer-"},
 		{"serve --cluster-key /nowhere", "--cluster-key"},

@@ -255,7 +255,7 @@ func (f *serveFlags) check() error {
 		{f.daemon.KVEvents.Endpoint == "" || f.engine != "builtin", "engine", "a URL or emulated where --kv-events is given: builtin publishes none"},
 		{f.gossip == "delta" || f.gossip == "paper", "gossip", "delta or paper"},
 		{f.mesh.RelayAbove > 0, "relay-above", "at least 1; 1024 or more is never"},
-		{f.node.RumorBytes > 0, "rumor-bytes", "at least 1"},
+		{f.node.RumorBytes >= minRumorBytes, "rumor-bytes", fmt.Sprintf("at least %d: rumors without any tree take some hundreds of bytes a second for each peer", minRumorBytes)},
 		{f.node.PeerBytes > 0, "peer-memory", "at least 1"},
 	} {
 		if !c.ok {
@@ -269,6 +269,10 @@ func (f *serveFlags) check() error {
 	}
 	return nil
 }
+
+// minRumorBytes a second carry what rumors say besides trees among some tens of nodes
+// at the default poll. Less would let nothing else be told, ever.
+const minRumorBytes = 10_000
 
 // secrets reads the peer certificates and all keys.
 func (f *serveFlags) secrets(cfg *daemon.Config) (err error) {
