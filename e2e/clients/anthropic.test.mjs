@@ -5,6 +5,13 @@ import { builtin, cancelled, eventually, idle, key, keyed, model, same, story } 
 
 const client = (url, options) => new Anthropic({ baseURL: url, apiKey: 'none', maxRetries: 0, ...options })
 
+// told is an error as the client has it, without its request's id, which is its own.
+const told = (error) => {
+  const { request_id, ...rest } = error.error
+  if (request_id !== undefined) assert.equal(request_id, error.requestID)
+  return rest
+}
+
 const question = {
   model, max_tokens: 16, temperature: 0,
   system: [{ type: 'text', text: story, cache_control: { type: 'ephemeral' } }],
@@ -41,7 +48,7 @@ same('tools, by an engine without', builtin, async (url) => {
       { role: 'user', content: [{ type: 'tool_result', tool_use_id: 'toolu_1', content: 'It rains.' }, { type: 'text', text: 'So?' }] },
     ],
   }).catch((e) => e)
-  return answer instanceof Anthropic.APIError ? { status: answer.status, error: answer.error } : answer.content
+  return answer instanceof Anthropic.APIError ? { status: answer.status, error: told(answer) } : answer.content
 })
 
 same('abort in mid-stream', builtin, async (url) => {
@@ -56,18 +63,18 @@ same('abort in mid-stream', builtin, async (url) => {
 same('an unknown model', builtin, async (url) => {
   const error = await client(url).messages.create({ ...question, model: 'claude-none' }).catch((e) => e)
   assert.ok(error instanceof Anthropic.NotFoundError, error)
-  return error.error
+  return told(error)
 })
 
 same('a request at fault', builtin, async (url) => {
   const error = await client(url).messages.create({ ...question, max_tokens: 0 }).catch((e) => e)
   assert.ok(error instanceof Anthropic.BadRequestError, error)
-  return error.error
+  return told(error)
 })
 
 same('a wrong key', [keyed], async (url) => {
   const error = await client(url, { apiKey: 'sk-wrong' }).messages.create(question).catch((e) => e)
   assert.ok(error instanceof Anthropic.AuthenticationError, error)
   const answer = await client(url, { apiKey: key }).messages.create(question)
-  return { error: error.error, text: answer.content[0].text }
+  return { error: told(error), text: answer.content[0].text }
 })
